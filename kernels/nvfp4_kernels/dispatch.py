@@ -16,11 +16,11 @@ from nvfp4_kernels.devices import device_arch, device_family
 from nvfp4_kernels.runtime.launch_cache import Prepared
 from nvfp4_kernels.runtime.recording import is_listened_to
 
-# Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights; of attention:
+# Arithmetic of an op: NVFP4, 16-bit or FP8 activations against NVFP4 weights; of attention:
 # floating point throughout, or keys and values in FP8; of the indexer: the format of its vectors.
-Mode = Literal["w4a4", "w4a16", "float", "fp8_kv", "nvfp4", "mxfp4", "fp8", "bf16"]
-# How a product's weight lies in memory: ``nvfp4`` or ``fragments`` describes it.
-WeightLayout = Literal["blocked", "fragments"]
+Mode = Literal["w4a4", "w4a16", "w4a8", "float", "fp8_kv", "nvfp4", "mxfp4", "fp8", "bf16"]
+# Layout of a product's weight, described in ``nvfp4``, ``fragments`` or ``folded``.
+WeightLayout = Literal["blocked", "fragments", "folded"]
 
 
 class NoKernelError(NotImplementedError):
@@ -59,7 +59,7 @@ class Kernel:
         return f"nvfp4_{self.op}{special}/{self.variant} ({self.arch}{invariant})"
 
     def takes(self, layout: WeightLayout) -> bool:
-        """Whether the kernel reads a weight in ``layout``: references read both layouts."""
+        """Whether the kernel reads a weight in ``layout``: references read every layout."""
         return self.arch == "cpu" or layout == self.weight_layout
 
     def load(self) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch.library import Library, register_fake
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.dispatch import load_target
-from nvfp4_kernels.formats.output import Output, PerToken, Static
+from nvfp4_kernels.formats.output import Nvfp4Output, PerToken, Static
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits
@@ -97,7 +97,7 @@ class ExpertsCall(NamedTuple):
         return ExpertSizes(h, i, held, total, gated=self.experts.w13_alpha.ndim == 2)
 
     @property
-    def output(self) -> Output:
+    def output(self) -> Nvfp4Output | None:
         """Format of gemm1's input; None: 16 bits."""
         if not self.quantizes:
             return None

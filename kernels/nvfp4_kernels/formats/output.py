@@ -1,4 +1,4 @@
-"""Format of an op's result, passed as ``output``: floating point, or NVFP4 for the next GEMM."""
+"""Format of an op's result, passed as ``output``: floating point, or quantised for a GEMM."""
 
 from typing import NamedTuple
 
@@ -32,8 +32,24 @@ class PerToken(NamedTuple):
     terms: int = 1
 
 
+class StaticFp8(NamedTuple):
+    """E4M3 with a calibrated scale, in the order of ``formats.fp8_rows``.
+
+    Attributes:
+        scale: float32 ``()``, the value of E4M3's 1.0: the largest magnitude of the calibration
+            text divided by 448.
+    """
+
+    scale: Tensor
+
+
+class PerTokenFp8(NamedTuple):
+    """E4M3 with a scale for each token, computed from the token's values; see ``StaticFp8``."""
+
+
+Nvfp4Output = Static | PerToken
 # None: floating point, of the dtype that the op documents.
-Output = Static | PerToken | None
+Output = Static | PerToken | StaticFp8 | PerTokenFp8 | None
 
 
 def check_static(output: Static, name: str = "output") -> None:
@@ -45,6 +61,12 @@ def check_static(output: Static, name: str = "output") -> None:
     check_dtype(f"{name}.global_scale", output.global_scale, (torch.float32,))
     check_shape(f"{name}.global_scale", output.global_scale, (), "for a scale per token: PerToken")
     check_terms(f"{name}.terms", output.terms)
+
+
+def check_static_fp8(output: StaticFp8, name: str = "output") -> None:
+    """Raise unless the scale of a statically scaled E4M3 result is float32 ``()``."""
+    check_dtype(f"{name}.scale", output.scale, (torch.float32,))
+    check_shape(f"{name}.scale", output.scale, (), "for a scale per token: PerTokenFp8")
 
 
 def refuse_output(output: object, accepted: str, name: str = "output") -> InvalidArgument:

@@ -1,6 +1,7 @@
 """Argument checks and result shapes that the GEMM ops share."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,11 @@ from nvfp4_kernels.checks import (
 )
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.dispatch import Kernel, Mode, WeightLayout
+from nvfp4_kernels.formats.folded import folded_shapes
+from nvfp4_kernels.formats.fp8_rows import GROUP, padded
 from nvfp4_kernels.formats.fragments import fragment_shapes
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
-from nvfp4_kernels.formats.output import Output, Static, refuse_output
+from nvfp4_kernels.formats.output import Output, Static, StaticFp8, refuse_output
 from nvfp4_kernels.formats.terms import check_terms, data_shape, scales_shape
 from nvfp4_kernels.gemm.call import AnyCall
 
@@ -26,25 +29,36 @@ A16_DTYPES = (torch.bfloat16, torch.float16)
 MAX_SHARDS = 8  # of a weight, for kernels; references take any number
 
 
-def check_output(output: Output, out_dtype: torch.dtype) -> Static:
+def check_output(output: Output, out_dtype: torch.dtype) -> Static | StaticFp8:
     """Check the format of a quantised result, and that ``out_dtype`` is left out.
 
     Returns:
         ``output``, unchanged.
 
     Raises:
-        InvalidArgument: ``output`` is not a ``Static`` with a float32 scale and 1 to 4 terms, or
-            ``out_dtype`` is not the default.
+        InvalidArgument: ``output`` is neither a ``Static`` with a float32 scale and 1 to 4 terms
+            nor a ``StaticFp8`` with a float32 scale, or ``out_dtype`` is not the default.
     """
-    if not isinstance(output, Static):
-        raise refuse_output(output, "None or Static(global_scale, terms)")
-    check_dtype("output.global_scale", output.global_scale, (torch.float32,))
-    check_terms("output.terms", output.terms)
+    if isinstance(output, StaticFp8):
+        check_dtype("output.scale", output.scale, (torch.float32,))
+    elif isinstance(output, Static):
+        check_dtype("output.global_scale", output.global_scale, (torch.float32,))
+        check_terms("output.terms", output.terms)
+    else:
+        raise refuse_output(output, "None, Static(global_scale, terms) or StaticFp8(scale)")
     if out_dtype != torch.bfloat16:
         raise InvalidArgument(
-            f"out_dtype: is {out_dtype} with output=Static(…), must be left out, as the result is "
-            "NVFP4; leave output out for a floating-point result"
+            f"out_dtype: is {out_dtype} with output={type(output).__name__}(…), must be left out, "
+            "as output sets the dtype; leave output out for a floating-point result"
         )
+    return output
+
+
+def check_static_output(output: Output, out_dtype: torch.dtype) -> Static:
+    """``check_output`` of an op without E4M3 results."""
+    if not isinstance(output, Static):
+        raise refuse_output(output, "None or Static(global_scale, terms)")
+    check_output(output, out_dtype)
     return output
 
 
@@ -54,11 +68,16 @@ def check_result(call: AnyCall, n: int, scales: tuple[int, ...], remedy: str) ->
     Args:
         call: the op's arguments.
         n: number of columns of the result.
-        scales: shape of the global scales of an NVFP4 result.
+        scales: shape of the scales of a quantised result.
         remedy: description of ``scales`` for the error message.
     """
     check_out_dtype(call.out_dtype)
     if call.output is None:
+        return
+    if isinstance(call.output, StaticFp8):
+        check_dtype("output.scale", call.output.scale, (torch.float32,))
+        check_shape("output.scale", call.output.scale, scales, remedy)
+        check_same_device(a=call.a, **{"output.scale": call.output.scale})
         return
     scale, terms = call.output
     check_dtype("output.global_scale", scale, (torch.float32,))
@@ -80,11 +99,12 @@ def check_no_n(n: int | None) -> None:
 def check_layouts(call: AnyCall, **derived: Tensor | None) -> None:
     """Raise unless the tensors of a call are contiguous and 16-byte aligned, as kernels require.
 
-    The global scale of ``output`` is one of the call's tensors. ``derived``: further tensors to
-    check; they replace the call's tensors of the same names.
+    The scale of ``output`` is one of the call's tensors. ``derived``: further tensors to check;
+    they replace the call's tensors of the same names.
     """
-    scale = None if call.output is None else call.output.global_scale
-    for name, value in (call._asdict() | {"output.global_scale": scale} | derived).items():
+    output = {} if call.output is None else call.output._asdict()
+    scales = {f"output.{name}": value for name, value in output.items()}
+    for name, value in (call._asdict() | scales | derived).items():
         if isinstance(value, Tensor):
             check_layout(name, value)
 
@@ -108,6 +128,11 @@ def quantized_result(a: Tensor, n: int, terms: int, out_terms: int) -> tuple[Ten
     data = a.new_empty(data_shape(batch, m, n, out_terms), dtype=torch.uint8)
     scales = a.new_empty(scales_shape(batch, m, n, out_terms), dtype=torch.float8_e4m3fn)
     return data, scales
+
+
+def fp8_result(a: Tensor, n: int) -> Tensor:
+    """Allocate an E4M3 result of ``n`` columns for each row of activation ``a``."""
+    return a.new_empty((*a.shape[:-1], padded(n)), dtype=torch.float8_e4m3fn)
 
 
 def batch_of(a: Tensor, terms: int) -> tuple[int, ...]:
@@ -145,12 +170,15 @@ def check_operand(name: str, b: Tensor, b_scales: Tensor, terms: int) -> tuple[i
 
 
 def weight_layout(scales: Tensor) -> WeightLayout:
-    """Layout of a weight, by the dtype of its scales: fragments if uint8, else blocked."""
-    return "fragments" if getattr(scales, "dtype", None) == torch.uint8 else "blocked"
+    """Layout of a weight, by the dtype of its scales."""
+    layouts: dict[Any, WeightLayout] = {torch.uint8: "fragments", torch.int32: "folded"}
+    return layouts.get(getattr(scales, "dtype", None), "blocked")
 
 
-def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
-    """Check the activation for a weight in fragments; return its K, as fragments are padded."""
+def fragments_k(name: str, a: Tensor, a_scales: Tensor | None, layout: WeightLayout) -> int:
+    """Check the activation for a weight in fragments or folded; return K, as weights are padded."""
+    if layout == "folded":
+        return _folded_k(name, a, a_scales)
     if a_scales is not None:
         raise InvalidArgument(
             f"{name}: is in fragments (uint8 {name}_scales), must be blocked for NVFP4 "
@@ -166,13 +194,37 @@ def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
     return a.shape[-1]
 
 
+def _folded_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
+    if a_scales is not None or a.dtype != torch.float8_e4m3fn:
+        came = "NVFP4" if a_scales is not None else dtype_name(a.dtype)
+        raise InvalidArgument(
+            f"a: is {came} with a folded weight (int32 {name}_scales), must be float8_e4m3fn "
+            "without a_scales; quantise it with output=StaticFp8(scale) or PerTokenFp8()"
+        )
+    if a.ndim < 2 or not a.shape[-1] or a.shape[-1] % GROUP:
+        raise InvalidArgument(
+            f"a: shape is {tuple(a.shape)}, must be (..., M, K) with K padded to a positive "
+            f"multiple of {GROUP}; make it with quantize()"
+        )
+    return a.shape[-1]
+
+
+def layout_shapes(layout: WeightLayout, n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of data and scales of a weight ``(n, k)`` in fragments or folded."""
+    return folded_shapes(n, k) if layout == "folded" else fragment_shapes(n, k)
+
+
 def check_fragments(name: str, b: Tensor, b_scales: Tensor, n: int, k: int, n_from: str) -> None:
-    """Check a weight ``(n, k)`` in fragments; ``n_from``: name of the argument that gives ``n``."""
+    """Check a weight ``(n, k)`` in fragments or folded.
+
+    ``n_from``: name of the argument that gives ``n``.
+    """
     check_dtype(name, b, (torch.uint8,))
-    data, scales = fragment_shapes(n, k)
+    layout = weight_layout(b_scales)
+    data, scales = layout_shapes(layout, n, k)
     remedy = (
-        f"the fragments of N = {n} ({n_from}) × K = {k} (a); make them with to_fragments() from "
-        "one matrix, or pass float8_e4m3fn scales with a weight in the blocked layout"
+        f"the layout {layout!r} of N = {n} ({n_from}) × K = {k} (a); make it with to_{layout}() "
+        "from one matrix, or pass float8_e4m3fn scales with a weight in the blocked layout"
     )
     check_shape(name, b, data, remedy)
     check_shape(f"{name}_scales", b_scales, scales, remedy)
@@ -182,7 +234,7 @@ def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
     """Raise unless ``kernel`` reads weight ``name`` in its layout, told by ``scales``' dtype."""
     layout = weight_layout(scales)
     if not kernel.takes(layout):
-        remedy = "to_blocked()" if layout == "fragments" else "to_fragments()"
+        remedy = f"to_{kernel.weight_layout}()"
         raise InvalidArgument(
             f"{name}: is in the layout {layout!r} ({name}_scales are {dtype_name(scales.dtype)}), "
             f"must be in {kernel.weight_layout!r} for {kernel.label}; make that from the "
@@ -196,28 +248,50 @@ def refuse_fragments(**scales: Tensor) -> None:
     ``scales``: scales of each weight, by argument name.
     """
     for name, tensor in scales.items():
-        if weight_layout(tensor) == "fragments":
+        layout = weight_layout(tensor)
+        if layout != "blocked":
             raise InvalidArgument(
-                f"{name.removesuffix('_scales')}: is in fragments ({name} are uint8), must be in "
-                "the blocked layout with float8_e4m3fn scales for output=Static(…); leave output "
-                "out for a result that is not quantised"
+                f"{name.removesuffix('_scales')}: is in the layout {layout!r} ({name} are "
+                f"{dtype_name(tensor.dtype)}), must be in the blocked layout with float8_e4m3fn "
+                "scales for output=Static(…); leave output out for a result that is not quantised"
+            )
+
+
+def require_folded(**scales: Tensor) -> None:
+    """Raise unless weights are folded, as an E4M3 result requires; ``scales``: by argument name."""
+    for name, tensor in scales.items():
+        layout = weight_layout(tensor)
+        if layout != "folded":
+            raise InvalidArgument(
+                f"{name.removesuffix('_scales')}: is in the layout {layout!r} ({name} are "
+                f"{dtype_name(tensor.dtype)}), must be folded with int32 scales for "
+                "output=StaticFp8(…); make it with to_folded(), or leave output out"
             )
 
 
 def check_activation(
-    a: Tensor, a_scales: Tensor | None, row_scale: Tensor | None, k: int, terms: int = 1
+    a: Tensor,
+    a_scales: Tensor | None,
+    row_scale: Tensor | None,
+    k: int,
+    terms: int,
+    layout: WeightLayout,
 ) -> tuple[Mode, int]:
     """Check the activation against the weight's K; return the mode and M.
 
-    With ``a_scales`` the activation is NVFP4 (w4a4); if None, 16-bit floating point (w4a16).
+    With ``a_scales`` the activation is NVFP4 (w4a4); if None, 16-bit floating point (w4a16) or,
+    with a weight in the folded ``layout``, E4M3 (w4a8).
     """
     check_terms("terms", terms)
     if a_scales is None:
         if terms > 1:
             raise InvalidArgument(
-                f"terms: is {terms} with 16-bit activations, must be 1; quantise them with "
+                f"terms: is {terms} without a_scales, must be 1; quantise the activations with "
                 f"{terms} terms and pass a_scales too"
             )
+        if layout == "folded":
+            _check_row_scale(row_scale, tuple(a.shape[:-1]))
+            return "w4a8", a.shape[-2]
         check_dtype("a", a, A16_DTYPES)
         if a.ndim < 2 or a.shape[-1] != k:
             raise InvalidArgument(
@@ -232,17 +306,23 @@ def check_activation(
     m, a_k = check_operand("a", a, a_scales, terms)
     if a_k != k:
         raise InvalidArgument(f"a: K is {a_k}, must be {k} as the weight's; check the operands")
-    if row_scale is not None:
-        check_dtype("row_scale", row_scale, (torch.float32,))
-        rows = (*batch_of(a, terms), m)
-        check_shape("row_scale", row_scale, rows, "one global scale per row of a")
+    _check_row_scale(row_scale, (*batch_of(a, terms), m))
     return "w4a4", m
 
 
-def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int) -> None:
-    """Check that ``alpha`` has a factor for each shard, and that the shards add up to ``n``."""
+def _check_row_scale(row_scale: Tensor | None, rows: tuple[int, ...]) -> None:
+    if row_scale is not None:
+        check_dtype("row_scale", row_scale, (torch.float32,))
+        check_shape("row_scale", row_scale, rows, "one global scale per row of a")
+
+
+def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int, layout: WeightLayout) -> None:
+    """Check that the shards add up to ``n``, and ``alpha``: a factor per shard, or per row."""
     check_dtype("alpha", alpha, (torch.float32,))
-    check_shape("alpha", alpha, (len(shard_sizes),), "one factor per shard of the output")
+    if layout == "folded":
+        check_shape("alpha", alpha, (n,), "one factor per row of a folded weight")
+    else:
+        check_shape("alpha", alpha, (len(shard_sizes),), "one factor per shard of the output")
     if sum(shard_sizes) != n or min(shard_sizes, default=0) < 0:
         raise InvalidArgument(
             f"shard_sizes: {list(shard_sizes)} adds up to {sum(shard_sizes)}, must be widths that "

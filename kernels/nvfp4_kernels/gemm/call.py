@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.formats.output import Static
+from nvfp4_kernels.formats.output import Static, StaticFp8
 
 Weights = tuple[tuple[Tensor, Tensor], ...]
 
@@ -17,7 +17,7 @@ class GemmCall(NamedTuple):
 
     Attributes:
         out_dtype: dtype of a floating-point result; unused with ``output``.
-        output: format of an NVFP4 result; None: floating point.
+        output: format of a quantised result; None: floating point.
     """
 
     a: Tensor
@@ -30,7 +30,7 @@ class GemmCall(NamedTuple):
     bias: Tensor | None
     out_dtype: torch.dtype
     terms: int = 1
-    output: Static | None = None
+    output: Static | StaticFp8 | None = None
 
     @property
     def rows(self) -> int:
@@ -62,7 +62,7 @@ class SiluMulGemmCall(NamedTuple):
     n: int | None
     out_dtype: torch.dtype
     terms: int = 1
-    output: Static | None = None
+    output: Static | StaticFp8 | None = None
 
     @property
     def rows(self) -> int:
@@ -113,7 +113,7 @@ class GroupedGemmCall(NamedTuple):
     activation: Activation | None
     out_dtype: torch.dtype
     terms: int = 1
-    output: Static | None = None
+    output: Static | StaticFp8 | None = None
     routed_before: bool = False
     global_experts: int | None = None
 

@@ -5,12 +5,12 @@ from nvfp4_kernels.dispatch import KernelTable
 KERNELS = KernelTable(
     "gemm",
     {
-        ("cpu", "w4a4", "w4a16"): ("reference", "nvfp4_kernels.gemm.reference:gemm"),
+        ("cpu", "w4a4", "w4a16", "w4a8"): ("reference", "nvfp4_kernels.gemm.reference:gemm"),
         ("sm_90", "w4a16"): ("wgmma", "nvfp4_kernels.gemm.sm90.launch:gemm", "fragments"),
         ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:gemm"),
     },
     {
-        ("cpu", "w4a4", "w4a16"): (
+        ("cpu", "w4a4", "w4a16", "w4a8"): (
             "reference",
             "nvfp4_kernels.gemm.reference:gemm_batch_invariant",
         ),

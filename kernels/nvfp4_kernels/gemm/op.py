@@ -17,9 +17,9 @@ from nvfp4_kernels.gemm.arguments import (
     check_bias,
     check_fragments,
     check_layout_taken,
-    check_output,
     check_result,
     check_shards,
+    check_static_output,
     check_weight,
     fragments_k,
     quantized_result,
@@ -58,9 +58,10 @@ def gemm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Matrix product of activations with an NVFP4 weight.
 
-    The operands without global scales (E2M1 values times block scales, or 16-bit floats) are
-    multiplied and accumulated in float32; ``alpha``, ``row_scale`` and ``bias`` are applied to the
-    accumulator, which is then rounded once.
+    The operands without global scales (E2M1 values times block scales, 16-bit floats, or E4M3
+    activations with a folded weight's E4M3 values) are multiplied and accumulated in float32;
+    ``alpha``, ``row_scale`` and ``bias`` are applied to the accumulator, which is then rounded
+    once.
 
     On sm_90 all arguments but ``a``, on sm_100 ``b`` and ``b_scales``, may be read while preceding
     kernels that allow programmatic dependent launch still run: such kernels must not write these
@@ -68,19 +69,23 @@ def gemm(
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):
-            bfloat16 or float16 ``(..., M, K)``. K is a multiple of 16.
+            bfloat16 or float16 ``(..., M, K)``; w4a8 (the same, with a folded weight):
+            float8_e4m3fn ``(..., M, K)`` as returned by ``quantize``, K padded to a multiple of 64.
+            K is a multiple of 16.
         a_scales: float8_e4m3fn, blocked layout of ``a``'s ``(..., M, K/16)`` scales, or None.
         b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``. On
             sm_90 ``b`` must, and for w4a16 on the CPU may, be in the fragment layout instead,
-            ``(ceil(N/64), ceil(K/64), 4, 32, 16)`` (see ``formats.fragments``).
+            ``(ceil(N/64), ceil(K/64), 4, 32, 16)`` (see ``formats.fragments``); for w4a8, in the
+            folded layout ``(ceil(N/64), ceil(K/128), 2, 4, 32, 16)`` (see ``formats.folded``).
         b_scales: float8_e4m3fn, blocked layout of ``b``'s ``(..., N, K/16)`` scales; for a weight
-            in fragments, uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts
-            apart.
+            in fragments, uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``; for a folded weight, int32
+            ``(ceil(N/64), ceil(K/128), 4, 32)``. The dtype tells the layouts apart.
         alpha: float32 ``(S,)``, one factor per shard of the output: global scale of the weight's
-            shard, times the activation's global scale if all rows share one.
+            shard, times the activation's global scale if all rows share one. For a folded weight
+            float32 ``(N,)``: the same, times the row's ``row_scale``.
         shard_sizes: S output widths that add up to N, e.g. the widths of q, k and v; on GPUs S is
-            at most 8. With fragments, which are padded to whole tiles of 64 rows and 64 elements,
-            the widths determine N, and ``a`` determines K.
+            at most 8. With fragments or folded, which are padded to whole tiles, the widths
+            determine N, and ``a`` determines K.
         row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
         bias: ``(N,)``, bfloat16, float16 or float32.
         out_dtype: bfloat16, float16 or float32; left out with ``output``.
@@ -88,8 +93,7 @@ def gemm(
             than one, ``a`` is ``(..., terms, M, K/2)`` and ``a_scales`` as returned by
             ``quantize``.
         output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
-            float32 values; then the weight must not be in fragments, and N must be a multiple
-            of 16.
+            float32 values; then the weight must be blocked, and N must be a multiple of 16.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(..., M, N/2)`` and
@@ -103,7 +107,7 @@ def gemm(
     operands = a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias
     if output is None:
         return torch.ops.nvfp4.gemm(*operands, out_dtype, terms)
-    scale, out_terms = check_output(output, out_dtype)
+    scale, out_terms = check_static_output(output, out_dtype)
     return torch.ops.nvfp4.gemm_quantized(*operands, scale, terms, out_terms)
 
 
@@ -136,16 +140,16 @@ def _widths(shard_sizes: Sequence[int]) -> list[int]:
 def _check(call: GemmCall) -> Mode:
     """Check the arguments; return the mode."""
     a, b = call.a, call.b
-    fragments = weight_layout(call.b_scales) == "fragments"
-    if fragments:
-        n, k = call.rows, fragments_k("b", a, call.a_scales)
-        check_fragments("b", b, call.b_scales, n, k, "shard_sizes")
-    else:
+    layout = weight_layout(call.b_scales)
+    if layout == "blocked":
         n, k = check_weight("b", b, call.b_scales)
-    mode, _ = check_activation(a, call.a_scales, call.row_scale, k, call.terms)
-    if not fragments:
+    else:
+        n, k = call.rows, fragments_k("b", a, call.a_scales, layout)
+        check_fragments("b", b, call.b_scales, n, k, "shard_sizes")
+    mode, _ = check_activation(a, call.a_scales, call.row_scale, k, call.terms, layout)
+    if layout == "blocked":
         check_batch(a, "b", b, call.terms)
-    check_shards(call.alpha, call.shard_sizes, n)
+    check_shards(call.alpha, call.shard_sizes, n, layout)
     check_bias(call.bias, n)
     check_result(call, n, (), "one scale for the whole output")
     check_same_device(
@@ -180,7 +184,7 @@ def _gemm(*arguments: Any) -> Tensor:
 @_gemm.register_fake
 def _(*arguments: Any) -> Tensor:
     call = GemmCall(*arguments)
-    n = call.rows if weight_layout(call.b_scales) == "fragments" else call.b.shape[-2]
+    n = call.b.shape[-2] if weight_layout(call.b_scales) == "blocked" else call.rows
     shape = (*batch_of(call.a, call.terms), call.a.shape[-2], n)
     return call.a.new_empty(shape, dtype=call.out_dtype)
 

@@ -9,8 +9,7 @@ from nvfp4_kernels.activation import GATED, Activation, check_gated, check_ungat
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.devices import is_reference_device
 from nvfp4_kernels.dispatch import KernelTable, Mode
-from nvfp4_kernels.formats.fragments import fragment_shapes
-from nvfp4_kernels.formats.output import Static
+from nvfp4_kernels.formats.output import Static, StaticFp8
 from nvfp4_kernels.gemm.arguments import (
     OUT_DTYPES,
     batch_of,
@@ -18,9 +17,12 @@ from nvfp4_kernels.gemm.arguments import (
     check_layout_taken,
     check_result,
     check_weight,
+    fp8_result,
     fragments_k,
+    layout_shapes,
     quantized_result,
     refuse_fragments,
+    require_folded,
     weight_layout,
 )
 from nvfp4_kernels.gemm.call import GroupedGemmCall
@@ -41,18 +43,19 @@ def check_grouped(call: GroupedGemmCall, per_expert: tuple[int, ...]) -> Mode:
     """
     a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n, _, _, terms, *_ = call
     check_dtype("b", b, (torch.uint8,))
-    dims = 1 + len(per_expert) + (5 if weight_layout(b_scales) == "fragments" else 2)
+    layout = weight_layout(b_scales)
+    dims = 1 + len(per_expert) + {"blocked": 2, "fragments": 5, "folded": 6}[layout]
     if b.ndim != dims or tuple(b.shape[1 : 1 + len(per_expert)]) != per_expert:
         inner = "".join(f"{size}, " for size in per_expert)
         raise InvalidArgument(
             f"b: shape is {tuple(b.shape)}, must be (experts, {inner}N, K/2), or that of fragments "
-            "with uint8 scales; stack the experts' weights"
+            "with uint8 scales or of folded weights with int32 scales; stack the experts' weights"
         )
     matrices = (b.shape[0], *per_expert)
-    if weight_layout(b_scales) == "fragments":
-        k, n = fragments_k("b", a, a_scales), _fragments_n(n)
-        data, scales = fragment_shapes(n, k)
-        remedy = f"the fragments of N = {n} (n) × K = {k} (a) of each matrix"
+    if layout != "blocked":
+        k, n = fragments_k("b", a, a_scales, layout), _fragments_n(n)
+        data, scales = layout_shapes(layout, n, k)
+        remedy = f"the layout {layout!r} of N = {n} (n) × K = {k} (a) of each matrix"
         check_shape("b", b, (*matrices, *data), remedy)
         check_shape("b_scales", b_scales, (*matrices, *scales), remedy)
     else:
@@ -62,7 +65,7 @@ def check_grouped(call: GroupedGemmCall, per_expert: tuple[int, ...]) -> Mode:
                 f"n: is {n}, must be {rows} as b's rows; leave it out in the blocked layout"
             )
         n = rows
-    mode, tile_tokens = check_activation(a, a_scales, row_scale, k, terms)
+    mode, tile_tokens = check_activation(a, a_scales, row_scale, k, terms, layout)
     batch = batch_of(a, terms)
     if len(batch) != 1:
         raise InvalidArgument(
@@ -72,7 +75,9 @@ def check_grouped(call: GroupedGemmCall, per_expert: tuple[int, ...]) -> Mode:
     check_tile_tokens("a: T", tile_tokens)
     check_groups("groups", groups, batch[0])
     check_dtype("alpha", alpha, (torch.float32,))
-    check_shape("alpha", alpha, matrices, "one factor for each matrix of b")
+    factors = (*matrices, n) if layout == "folded" else matrices
+    each = "row of each matrix of b" if layout == "folded" else "matrix of b"
+    check_shape("alpha", alpha, factors, f"one factor for each {each}")
     if bias is not None:
         check_dtype("bias", bias, OUT_DTYPES)
         check_shape("bias", bias, (*matrices, n), "one value for each row of each matrix of b")
@@ -118,6 +123,22 @@ def run_quantized(
     return data, scales
 
 
+def run_fp8(table: KernelTable, arguments: tuple[Any, ...], *, gated: bool) -> Tensor:
+    """Run a grouped op with an E4M3 result, from the torch op's arguments."""
+    *operands, n, scale, name, limit, alpha, beta = arguments
+    activation = activation_of(name, limit, alpha, beta)
+    call = _call(*operands, n, activation, torch.float32, 1, StaticFp8(scale))
+    require_folded(b_scales=call.b_scales)
+    out, _ = run_grouped(table, call, gated=gated)
+    return out
+
+
+def fake_fp8(*arguments: Any) -> Tensor:
+    """Fake-tensor result of a grouped op with an E4M3 result, from the torch op's arguments."""
+    a, *_, n, _, _, _, _, _ = arguments
+    return fp8_result(a, _fragments_n(n))
+
+
 def call_of(*arguments: Any) -> GroupedGemmCall:
     """``GroupedGemmCall`` from the arguments of a torch op with a floating-point result."""
     *operands, n, name, limit, alpha, beta, out_dtype, terms = arguments
@@ -161,7 +182,7 @@ def activation_arguments(
 def fake_grouped(*arguments: Any) -> Tensor:
     """Fake-tensor result of a grouped op, from the torch op's arguments."""
     call = call_of(*arguments)
-    n = _fragments_n(call.n) if weight_layout(call.b_scales) == "fragments" else call.b.shape[-2]
+    n = call.b.shape[-2] if weight_layout(call.b_scales) == "blocked" else _fragments_n(call.n)
     shape = (*batch_of(call.a, call.terms), call.a.shape[-2], n)
     return call.a.new_empty(shape, dtype=call.out_dtype)
 
@@ -175,6 +196,6 @@ def fake_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _fragments_n(n: int | None) -> int:
     if n is None:
         raise InvalidArgument(
-            "n: is None, must be the rows of each matrix of b, which fragments pad; pass it"
+            "n: is None, must be the rows of each matrix of b, which its layout pads; pass it"
         )
     return n

@@ -5,7 +5,7 @@ from nvfp4_kernels.dispatch import KernelTable
 KERNELS = KernelTable(
     "grouped_gemm",
     {
-        ("cpu", "w4a4", "w4a16"): (
+        ("cpu", "w4a4", "w4a16", "w4a8"): (
             "reference",
             "nvfp4_kernels.gemm.grouped.reference:grouped_gemm",
         ),

@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.formats.fragments import blocked_weight
-from nvfp4_kernels.formats.nvfp4 import product_with_weight
-from nvfp4_kernels.formats.terms import data_shape, decode_terms, quantize_terms, scales_shape
+from nvfp4_kernels.formats.fp8_rows import padded, quantize_fp8
+from nvfp4_kernels.formats.output import StaticFp8
+from nvfp4_kernels.formats.terms import data_shape, quantize_terms, scales_shape
 from nvfp4_kernels.gemm.call import GroupedGemmCall
+from nvfp4_kernels.gemm.reference import is_folded, product, values_of
 
 
 def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, Tensor | None]:
@@ -20,29 +21,30 @@ def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, Tensor | None]:
     for expert in experts.unique().tolist():
         tiles = (experts == expert).nonzero().squeeze(1)
         result = _activated(_products(call, expert, tiles), call.activation)
-        if out_scales is None or call.output is None:
+        if call.output is None:
             out[tiles] = result.to(call.out_dtype)
+        elif isinstance(call.output, StaticFp8):
+            rows = quantize_fp8(result, call.output.scale[expert])
+            out.view(torch.uint8)[tiles] = rows.view(torch.uint8)
         else:
             scale, terms = call.output
             data, scales = quantize_terms(result, scale[expert], terms)
+            assert out_scales is not None
             out[tiles], out_scales.view(torch.uint8)[tiles] = data, scales.view(torch.uint8)
     return out, out_scales
 
 
 def _products(call: GroupedGemmCall, expert: int, tiles: Tensor) -> list[Tensor]:
     """Products of an expert's token tiles with each weight of the expert, scaled, plus bias."""
-    values = call.a[tiles]
-    if call.a_scales is None:
-        values = values.float()
-    else:
-        values = decode_terms(values, call.a_scales[tiles], call.terms)
-    b, b_scales = call.b[expert], call.b_scales[expert]
-    matrices = [(b, b_scales)] if call.alpha.ndim == 1 else zip(b, b_scales, strict=True)
+    raw = call.a.view(torch.uint8)[tiles].view(call.a.dtype)  # torch indexes no float8 on a CPU
+    a_scales = None if call.a_scales is None else call.a_scales[tiles]
+    values = values_of(call._replace(a=raw, a_scales=a_scales))
+    b, b_scales, factors = call.b[expert], call.b_scales[expert], call.alpha[expert]
+    paired = factors.ndim > is_folded(b_scales)  # gate and up
+    matrices = zip(b, b_scales, factors, strict=True) if paired else [(b, b_scales, factors)]
     products = []
-    for index, matrix in enumerate(matrices):
-        weight = blocked_weight(*matrix, call.rows, values.shape[-1])
-        scale = call.alpha[expert].reshape(-1)[index]
-        products.append(product_with_weight(values, *weight).mul_(scale))
+    for index, (data, scales, factor) in enumerate(matrices):
+        products.append(product(values, data, scales, call.rows).mul_(factor))
         if call.row_scale is not None:
             products[-1].mul_(call.row_scale[tiles].unsqueeze(-1))
         if call.bias is not None:
@@ -62,6 +64,8 @@ def _empty(call: GroupedGemmCall) -> tuple[Tensor, Tensor | None]:
     a, tiles, rows, n = call.a, call.a.shape[0], call.a.shape[-2], call.rows
     if call.output is None:
         return a.new_zeros((tiles, rows, n), dtype=call.out_dtype), None
+    if isinstance(call.output, StaticFp8):
+        return a.new_zeros((tiles, rows, padded(n)), dtype=torch.float8_e4m3fn), None
     terms = call.output.terms
     data = a.new_zeros(data_shape((tiles,), rows, n, terms), dtype=torch.uint8)
     scales = a.new_zeros(scales_shape((tiles,), rows, n, terms), dtype=torch.uint8)

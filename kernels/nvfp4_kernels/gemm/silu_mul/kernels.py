@@ -5,7 +5,7 @@ from nvfp4_kernels.dispatch import KernelTable
 KERNELS = KernelTable(
     "silu_mul_gemm",
     {
-        ("cpu", "w4a4", "w4a16"): (
+        ("cpu", "w4a4", "w4a16", "w4a8"): (
             "reference",
             "nvfp4_kernels.gemm.silu_mul.reference:silu_mul_gemm",
         ),
@@ -17,7 +17,7 @@ KERNELS = KernelTable(
         ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:silu_mul_gemm"),
     },
     {
-        ("cpu", "w4a4", "w4a16"): (
+        ("cpu", "w4a4", "w4a16", "w4a8"): (
             "reference",
             "nvfp4_kernels.gemm.silu_mul.reference:silu_mul_gemm_batch_invariant",
         ),

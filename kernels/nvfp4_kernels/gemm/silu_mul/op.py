@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.dispatch import Mode
-from nvfp4_kernels.formats.output import Output, Static
+from nvfp4_kernels.formats.output import Output, Static, StaticFp8
 from nvfp4_kernels.gemm.arguments import (
     batch_of,
     check_activation,
@@ -18,9 +18,11 @@ from nvfp4_kernels.gemm.arguments import (
     check_output,
     check_result,
     check_weight,
+    fp8_result,
     fragments_k,
     quantized_result,
     refuse_fragments,
+    require_folded,
     weight_layout,
 )
 from nvfp4_kernels.gemm.call import SiluMulGemmCall
@@ -39,6 +41,11 @@ def silu_mul_gemm(
     b2_scales: Tensor, alpha: Tensor, *, row_scale: Tensor | None = ..., terms: int = ...,
     output: Static,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def silu_mul_gemm(
+    a: Tensor, a_scales: None, b1: Tensor, b1_scales: Tensor, b2: Tensor, b2_scales: Tensor,
+    alpha: Tensor, *, row_scale: Tensor | None = ..., n: int | None = ..., output: StaticFp8,
+) -> Tensor: ...  # fmt: skip
 def silu_mul_gemm(
     a: Tensor,
     a_scales: Tensor | None,
@@ -59,34 +66,39 @@ def silu_mul_gemm(
     The restriction on preceding kernels is the same as for ``gemm``, for both weights.
 
     Args:
-        a: w4a4: uint8 ``(..., M, K/2)``; w4a16 (``a_scales`` None): 16-bit floats ``(..., M, K)``.
-            K is a multiple of 16.
+        a: w4a4: uint8 ``(..., M, K/2)``; w4a16 (``a_scales`` None): 16-bit floats ``(..., M, K)``;
+            w4a8 (the same, with folded weights): float8_e4m3fn ``(..., M, K)`` as returned by
+            ``quantize``, K padded to a multiple of 64. K is a multiple of 16.
         a_scales: float8_e4m3fn, blocked layout of ``a``'s scales, or None.
         b1: the gate weight, uint8 ``(N, K/2)`` or ``(..., N, K/2)`` with ``a``'s batch dimensions.
             On sm_90 ``b1`` must, and for w4a16 on the CPU may, be in the fragment layout instead,
-            ``(ceil(N/64), ceil(K/64), 4, 32, 16)`` (see ``formats.fragments``).
+            ``(ceil(N/64), ceil(K/64), 4, 32, 16)`` (see ``formats.fragments``); for w4a8, in the
+            folded layout ``(ceil(N/64), ceil(K/128), 2, 4, 32, 16)`` (see ``formats.folded``).
         b1_scales: float8_e4m3fn, blocked layout of the gate's scales; for weights in fragments,
-            uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts apart.
+            uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``; for folded weights, int32
+            ``(ceil(N/64), ceil(K/128), 4, 32)``. The dtype tells the layouts apart.
         b2: the up weight, of ``b1``'s shape and layout.
         b2_scales: the up weight's scales, as ``b1_scales``.
         alpha: float32 ``(2,)``: each weight's global scale, times the activation's global scale if
-            all rows share one.
+            all rows share one. For folded weights float32 ``(2, N)``: the same, times each row's
+            ``row_scale``.
         row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any; each
             multiplies both products.
         out_dtype: bfloat16, float16 or float32; left out with ``output``.
-        n: number of rows of each weight; needed with fragments, which are padded to whole tiles of
-            64 rows and 64 elements. ``a`` determines K.
+        n: number of rows of each weight; needed with weights in fragments or folded, which are
+            padded to whole tiles. ``a`` determines K.
         terms: number of NVFP4 terms of the activation (see ``formats.terms``), 1 to 4; with more
             than one, ``a`` is ``(..., terms, M, K/2)`` and ``a_scales`` as returned by
             ``quantize``.
-        output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
-            float32 values; then the weights must not be in fragments, ``n`` is left out, and N
-            must be a multiple of 16.
+        output: None; ``Static`` for an NVFP4 result, quantised for the next GEMM from the float32
+            values: then the weights must be blocked, ``n`` is left out, and N must be a multiple of
+            16; or, with folded weights, ``StaticFp8`` for an E4M3 result.
 
     Returns:
-        ``(..., M, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(..., M, N/2)`` and
-        ``scales`` float8_e4m3fn in the blocked layout; if ``output`` has several terms, both are
-        as returned by ``quantize``.
+        ``(..., M, N)`` of ``out_dtype``. With ``StaticFp8``: float8_e4m3fn ``(..., M,
+        ceil(N/64)·64)`` in the order of ``formats.fp8_rows``, zeros past N. With ``Static``:
+        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; if
+        ``output`` has several terms, both are as returned by ``quantize``.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.
@@ -95,7 +107,10 @@ def silu_mul_gemm(
     operands = a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale
     if output is None:
         return torch.ops.nvfp4.silu_mul_gemm(*operands, n, out_dtype, terms)
-    scale, out_terms = check_output(output, out_dtype)
+    output = check_output(output, out_dtype)
+    if isinstance(output, StaticFp8):
+        return torch.ops.nvfp4.silu_mul_gemm_fp8(*operands, n, output.scale)
+    scale, out_terms = output
     check_no_n(n)
     return torch.ops.nvfp4.silu_mul_gemm_quantized(*operands, scale, terms, out_terms)
 
@@ -109,7 +124,7 @@ _OPERANDS = (
 def _fragments_n(n: int | None) -> int:
     if n is None:
         raise InvalidArgument(
-            "n: is None, must be the rows of b1 and b2, which their fragments pad; pass it"
+            "n: is None, must be the rows of b1 and b2, which their layout pads; pass it"
         )
     return n
 
@@ -123,8 +138,8 @@ def _check_pair(call: SiluMulGemmCall) -> tuple[int, int]:
             f"b2: is in the layout {weight_layout(b2_scales)!r}, must be in {layout!r} as b1 is; "
             "bring both weights to one layout"
         )
-    if layout == "fragments":
-        k, n = fragments_k("b1", a, a_scales), _fragments_n(n)
+    if layout != "blocked":
+        k, n = fragments_k("b1", a, a_scales, layout), _fragments_n(n)
         check_fragments("b1", b1, b1_scales, n, k, "n")
         check_fragments("b2", b2, b2_scales, n, k, "n")
         return n, k
@@ -143,13 +158,17 @@ def _check_pair(call: SiluMulGemmCall) -> tuple[int, int]:
 
 def _check(call: SiluMulGemmCall) -> Mode:
     """Check the arguments; return the mode."""
-    n, k = _check_pair(call)
-    mode, _ = check_activation(call.a, call.a_scales, call.row_scale, k, call.terms)
-    if weight_layout(call.b1_scales) == "blocked":
+    (n, k), layout = _check_pair(call), weight_layout(call.b1_scales)
+    mode, _ = check_activation(call.a, call.a_scales, call.row_scale, k, call.terms, layout)
+    if layout == "blocked":
         check_batch(call.a, "b1", call.b1, call.terms)
         check_batch(call.a, "b2", call.b2, call.terms)
     check_dtype("alpha", call.alpha, (torch.float32,))
-    check_shape("alpha", call.alpha, (2,), "one factor for the gate and one for the up projection")
+    if layout == "folded":
+        check_shape("alpha", call.alpha, (2, n), "a factor for each row of the gate and up weights")
+    else:
+        remedy = "one factor for the gate and one for the up projection"
+        check_shape("alpha", call.alpha, (2,), remedy)
     check_result(call, n, (), "one scale for the whole output")
     check_same_device(
         a=call.a, a_scales=call.a_scales, b1=call.b1, b1_scales=call.b1_scales, b2=call.b2,
@@ -177,9 +196,28 @@ def _silu_mul_gemm(*arguments: Any) -> Tensor:
 @_silu_mul_gemm.register_fake
 def _(*arguments: Any) -> Tensor:
     call = SiluMulGemmCall(*arguments)
-    n = _fragments_n(call.n) if weight_layout(call.b1_scales) == "fragments" else call.b1.shape[-2]
+    n = call.b1.shape[-2] if weight_layout(call.b1_scales) == "blocked" else _fragments_n(call.n)
     shape = (*batch_of(call.a, call.terms), call.a.shape[-2], n)
     return call.a.new_empty(shape, dtype=call.out_dtype)
+
+
+@torch.library.custom_op(
+    "nvfp4::silu_mul_gemm_fp8",
+    mutates_args=(),
+    schema=f"({_OPERANDS}, SymInt? n, Tensor out_scale) -> Tensor",
+)
+def _silu_mul_gemm_fp8(*arguments: Any) -> Tensor:
+    *operands, n, scale = arguments
+    call = SiluMulGemmCall._make((*operands, n, torch.float32, 1, StaticFp8(scale)))
+    require_folded(b1_scales=call.b1_scales)
+    out, _ = _run(call)
+    return out
+
+
+@_silu_mul_gemm_fp8.register_fake
+def _(*arguments: Any) -> Tensor:
+    a, *_, n, _ = arguments
+    return fp8_result(a, _fragments_n(n))
 
 
 @torch.library.custom_op(

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.each_row import by_row
-from nvfp4_kernels.formats.fragments import blocked_weight
-from nvfp4_kernels.formats.nvfp4 import product_with_weight
 from nvfp4_kernels.gemm.call import SiluMulGemmCall
-from nvfp4_kernels.gemm.reference import result_of, values_of
+from nvfp4_kernels.gemm.reference import product, result_of, values_of
 
 
 def silu_mul_gemm(
@@ -19,11 +17,9 @@ def silu_mul_gemm(
 
     ``batch_invariant`` and the pair returned are as in ``nvfp4_kernels.gemm.reference.gemm``.
     """
-    values, k = values_of(call), call.a.shape[-1]
+    values = values_of(call)
     gate, up = (
-        product_with_weight(values, *blocked_weight(*weight, call.rows, k), batch_invariant).mul_(
-            factor
-        )
+        product(values, *weight, call.rows, batch_invariant).mul_(factor)
         for weight, factor in zip(call.weights, call.alpha, strict=True)
     )
     if call.row_scale is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import device_facts, dtype_name
+from nvfp4_kernels.formats.output import Static, StaticFp8
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.arguments import (
     batch_of,
@@ -50,6 +51,7 @@ def gemm(
             or, with ``batch_invariant``, several terms, as the layout of terms depends on M.
     """
     data, weights, bias, terms = call.a, call.weights, call.bias, call.terms
+    assert not isinstance(call.output, StaticFp8), "of folded weights, which sm_100 does not take"
     out_terms = 1 if call.output is None else call.output.terms
     m, n, k = data.shape[-2], call.rows, 2 * data.shape[-1]
     batch = math.prod(batch_of(data, terms))
@@ -123,7 +125,7 @@ gemm_batch_invariant = silu_mul_gemm_batch_invariant = partial(gemm, batch_invar
 def new_result(call: AnyCall) -> tuple[Tensor, Tensor | None, OutDtype]:
     """Allocate a result and, if NVFP4, blocked scales (else None); also return its ``OutDtype``."""
     a, n = call.a, call.rows
-    if call.output is not None:
+    if isinstance(call.output, Static):
         return *quantized_result(a, n, call.terms, call.output.terms), "nvfp4"
     out = a.new_empty((*batch_of(a, call.terms), a.shape[-2], n), dtype=call.out_dtype)
     return out, None, dtype_name(call.out_dtype)  # type: ignore[return-value]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import device_facts, dtype_name
+from nvfp4_kernels.formats.output import StaticFp8
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.arguments import check_layouts
 from nvfp4_kernels.gemm.call import GroupedGemmCall
@@ -43,6 +44,7 @@ def grouped_gemm(
             positive multiple of 32.
     """
     a, b, bias = call.a, call.b, call.bias
+    assert not isinstance(call.output, StaticFp8), "of folded weights, which sm_100 does not take"
     out_scale, out_terms = call.output or (None, 1)
     check_layouts(call, **{"output.global_scale": out_scale})
     n, k, tile_tokens, experts = call.rows, 2 * a.shape[-1], a.shape[-2], b.shape[0]

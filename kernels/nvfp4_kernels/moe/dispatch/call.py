@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.formats.output import Output, PerToken
+from nvfp4_kernels.formats.output import Nvfp4Output, PerToken
 from nvfp4_kernels.formats.terms import data_shape, scales_shape
 from nvfp4_kernels.moe.route.op import new_routing
 from nvfp4_kernels.moe.router import Router
@@ -74,7 +74,7 @@ class DispatchCall(NamedTuple):
 
     x: Tensor
     source: Source
-    output: Output = None
+    output: Nvfp4Output | None = None
     topk_weights: Tensor | None = None
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.formats.output import Output, PerToken, Static, refuse_output
+from nvfp4_kernels.formats.output import Nvfp4Output, Output, PerToken, Static, refuse_output
 from nvfp4_kernels.moe.dispatch.arguments import check
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits, Source, empty
 from nvfp4_kernels.moe.dispatch.kernels import KERNELS
@@ -124,7 +124,7 @@ def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
     # torch passes None on for a tensor: an error, not another format.
     scale: Any = rest.pop(0) if calibrated else None
     weights = None if source == "moe_topk_route" else rest.pop(0)
-    to: Output = None
+    to: Nvfp4Output | None = None
     if output != "gather":
         terms = rest.pop(0)
         to = Static(scale, terms) if calibrated else PerToken(terms)
