@@ -15,7 +15,13 @@ FAMILIES = {"sm_90": "sm_90", "sm_100": "sm_100", "sm_103": "sm_100"}
 GPUS = {"sm_90": "H100, H200", "sm_100": "B200, GB200", "sm_103": "B300, GB300"}
 # Streaming multiprocessors where no GPU can be asked: of an H200, a B200 and a GB300.
 SM_COUNTS = {"sm_90": 132, "sm_100": 148, "sm_103": 152}
-ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32, "nvfp4": 4}
+ELEMENT_BITS: dict[str, int] = {
+    "bfloat16": 16,
+    "float16": 16,
+    "float32": 32,
+    "float8_e4m3fn": 8,
+    "nvfp4": 4,
+}
 
 # GPCs of the data-centre GPUs; SMs are assumed to be spread over GPCs in pairs, as evenly as
 # possible, though chips differ. A cluster lies in one GPC.

@@ -7,6 +7,7 @@ KERNELS = KernelTable(
     {
         ("cpu", "w4a4", "w4a16", "w4a8"): ("reference", "nvfp4_kernels.gemm.reference:gemm"),
         ("sm_90", "w4a16"): ("wgmma", "nvfp4_kernels.gemm.sm90.launch:gemm", "fragments"),
+        ("sm_90", "w4a8"): ("fp8_wgmma", "nvfp4_kernels.gemm.sm90.launch:gemm", "folded"),
         ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:gemm"),
     },
     {
@@ -18,6 +19,11 @@ KERNELS = KernelTable(
             "wgmma",
             "nvfp4_kernels.gemm.sm90.launch:gemm_batch_invariant",
             "fragments",
+        ),
+        ("sm_90", "w4a8"): (
+            "fp8_wgmma",
+            "nvfp4_kernels.gemm.sm90.launch:gemm_batch_invariant",
+            "folded",
         ),
         ("sm_100", "w4a4"): (
             "block_scaled",

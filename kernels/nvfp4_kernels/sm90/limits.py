@@ -15,4 +15,4 @@ MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
 BARRIER_BYTES = 2048  # a CTA's mbarriers, and padding for alignment
 
 # Dtypes of tensor core operands here.
-ActDtype = Literal["bfloat16", "float16"]
+ActDtype = Literal["bfloat16", "float16", "float8_e4m3fn"]

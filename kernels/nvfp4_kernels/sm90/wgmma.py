@@ -10,7 +10,8 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
-DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+DTYPES = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
+STEP_BYTES = 32  # of K in a row of shared memory per wgmma
 _STRIDE = 1024 >> 4  # from 8 rows of 128 bytes to the next 8
 _SWIZZLE_128B = 1
 
@@ -31,11 +32,11 @@ def multiply(
     loc: Any = None,
     ip: Any = None,
 ) -> list[Float32]:
-    """Multiply, D = A · B + D: M = 64 weight rows, N = ``2 · len(accumulator)`` tokens, K = 16.
+    """Multiply, D = A · B + D: M = 64 weight rows, N = ``2 · len(accumulator)`` tokens.
 
-    ``accumulator`` and ``a`` are one thread's fragments, two elements of ``dtype`` in each word of
-    ``a``. Asynchronous: until the wgmma group's wait, the result is invalid, and ``a`` must not be
-    overwritten.
+    K is 16 elements of 16 bits or 32 of E4M3. ``accumulator`` and ``a`` are one thread's fragments,
+    two or four elements of ``dtype`` in each word of ``a``. Asynchronous: until the wgmma group's
+    wait, the result is invalid, and ``a`` must not be overwritten.
     """
     count = len(accumulator)
     outputs = ", ".join(f"${i}" for i in range(count))
@@ -43,10 +44,11 @@ def multiply(
     first = 2 * count
     inputs = ", ".join(f"${first + i}" for i in range(4))
     name = DTYPES[dtype]
+    depth, transposed = (32, "") if name == "e4m3" else (16, ", 0")
     text = (
         "{ .reg .pred adds; setp.ne.b32 adds, 1, 0; "
-        f"wgmma.mma_async.sync.aligned.m64n{2 * count}k16.f32.{name}.{name} "
-        f"{{{outputs}}}, {{{inputs}}}, ${first + 4}, adds, 1, 1, 0; }}"
+        f"wgmma.mma_async.sync.aligned.m64n{2 * count}k{depth}.f32.{name}.{name} "
+        f"{{{outputs}}}, {{{inputs}}}, ${first + 4}, adds, 1, 1{transposed}; }}"
     )
     constraints = ["=f"] * count + [str(i) for i in range(count)] + ["r"] * 4 + ["l"]
     results = llvm.inline_asm(

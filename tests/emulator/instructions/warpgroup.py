@@ -11,13 +11,13 @@ from tests.emulator.ptx.flow import registers_of
 from tests.emulator.ptx.syntax import Immediate, Instruction, Operand, Vector
 from tests.emulator.tcgen05.formats import Element
 from tests.emulator.wgmma.descriptor import decode_descriptor
-from tests.emulator.wgmma.fragments import DEPTH, ROWS
+from tests.emulator.wgmma.fragments import ROWS, depth
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
     from tests.emulator.machine.warp import Warp
 
-_ELEMENTS = {"f16": Element.F16, "bf16": Element.BF16}
+_ELEMENTS = {"f16": Element.F16, "bf16": Element.BF16, "e4m3": Element.E4M3}
 _A_REGISTERS = 4
 
 
@@ -46,8 +46,9 @@ def _form(e: "Emitter", i: Instruction, signs: tuple[int, int], turns: tuple[int
     shape, types = i.parts[4:5], i.parts[5:]
     known = len(types) == 3 and types[0] == "f32" and types[1] == types[2] in _ELEMENTS
     edges = shape[0].removeprefix(f"m{ROWS}n").split("k") if shape else []
-    if not known or len(edges) != 2 or not edges[0].isdigit() or edges[1] != str(DEPTH):
-        raise e.unknown(i, f"only m{ROWS}nNk{DEPTH}.f32 of f16 or bf16 is")
+    expected = str(depth(_ELEMENTS[types[1]])) if known else ""
+    if not known or len(edges) != 2 or not edges[0].isdigit() or edges[1] != expected:
+        raise e.unknown(i, f"only m{ROWS}nNk16.f32 of f16 or bf16, or k32 of e4m3, is")
     n = int(edges[0])
     if n % 8 or not 8 <= n <= 256:
         raise IllegalInstruction(f"{i.opcode}: N is {n}, accepted are multiples of 8 up to 256")
@@ -57,7 +58,7 @@ def _form(e: "Emitter", i: Instruction, signs: tuple[int, int], turns: tuple[int
     for turn in turns:
         if turn not in (0, 1):
             raise IllegalInstruction(f"{i.opcode}: imm-trans is {turn}, accepted are 0 and 1")
-    a_turned, b_turned = turns if len(turns) == 2 else (0, *turns)
+    a_turned, b_turned = (0, 0, *turns)[-2:]
     return Form(n, _ELEMENTS[types[1]], signs[0] != signs[1], bool(a_turned), bool(b_turned))
 
 
@@ -74,10 +75,12 @@ def _immediates(i: Instruction, operands: tuple[Operand, ...]) -> list[int]:
 def _multiply(e: "Emitter", i: Instruction) -> None:
     d, a, b, *rest = i.operands
     from_registers = isinstance(a, Vector)
-    if len(rest) != (4 if from_registers else 5) or not isinstance(d, Vector):
+    transposable = 0 if i.has("e4m3") else 1 if from_registers else 2
+    if len(rest) != 3 + transposable or not isinstance(d, Vector):
         raise IllegalInstruction(
             f"{i.opcode} with {len(i.operands)} operands; accepted are D, A, B's descriptor, "
-            "scale-d, imm-scale-a, imm-scale-b, imm-trans-a where A is a descriptor, imm-trans-b"
+            "scale-d, imm-scale-a, imm-scale-b and, of 16-bit elements, imm-trans-a where A is a "
+            "descriptor, imm-trans-b"
         )
     scale_a, scale_b, *turns = _immediates(i, tuple(rest[1:]))
     form = _form(e, i, (scale_a, scale_b), tuple(turns))
@@ -110,7 +113,7 @@ def _multiply(e: "Emitter", i: Instruction) -> None:
         f"wgmma_issue(w, {e.constant(form, form)}, {accumulator}, {held}, {a_tuple}, {fragments}, "
         f"{a_descriptor}, {e.value(b, 'u64')}, {adds}, {i.line})"
     )
-    detail = (form.n, DEPTH, from_registers)
+    detail = (form.n, depth(form.element), from_registers)
     e.write(f"if traced: w.note('warpgroup_mma', {i.line}, detail={detail!r})")
     e.write("if w.jitter: yield")
 

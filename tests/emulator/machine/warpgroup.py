@@ -21,7 +21,6 @@ from tests.emulator.tcgen05.formats import Element
 from tests.emulator.tcgen05.operands import OperandShape, chunk_index, gather
 from tests.emulator.tcgen05.operands import decode_operand as decode
 from tests.emulator.wgmma.fragments import (
-    DEPTH,
     ROWS,
     WARPS,
     Floats,
@@ -29,6 +28,7 @@ from tests.emulator.wgmma.fragments import (
     a_matrix,
     d_matrix,
     d_registers,
+    depth,
 )
 from tests.emulator.wgmma.rounding import multiply_accumulate
 
@@ -56,11 +56,11 @@ class Form:
 
     @property
     def a_shape(self) -> OperandShape:
-        return OperandShape(ROWS, DEPTH, self.element, self.a_transposed)
+        return OperandShape(ROWS, depth(self.element), self.element, self.a_transposed)
 
     @property
     def b_shape(self) -> OperandShape:
-        return OperandShape(self.n, DEPTH, self.element, self.b_transposed)
+        return OperandShape(self.n, depth(self.element), self.element, self.b_transposed)
 
 
 @dataclass
@@ -189,7 +189,8 @@ class Warpgroup:
             return
         del self._arriving[number]
         form, launch = multiply.form, warp.launch
-        launch.counters.multiplies[f"wgmma {form.element.ptx_name}", ROWS, form.n, DEPTH, 1] += 1
+        shape = ROWS, form.n, depth(form.element)
+        launch.counters.multiplies[f"wgmma {form.element.ptx_name}", *shape, 1] += 1
         before = self._before_all(multiply)
         accesses = [
             (multiply.b, form.b_shape, self._access(warp, multiply, before, "B")),

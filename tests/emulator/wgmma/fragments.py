@@ -1,4 +1,4 @@
-"""Register fragments of m64nNk16 (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
+"""Register fragments of wgmma (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16", "k32").
 
 Warp w of the warpgroup holds rows 16 w to 16 w + 15. Its lane t holds rows t / 4 and t / 4 + 8.
 """
@@ -14,19 +14,25 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
 ROWS = 64
-DEPTH = 16
+ROW_BYTES = 32  # of A and B along K
 WARPS = 4
 
 
-def a_matrix(registers: Words, element: Element) -> Floats:
-    """Matrix A, float32 [64, 16], from words [warp, register, lane].
+def depth(element: Element) -> int:
+    """Number of elements of K of a wgmma."""
+    return 8 * ROW_BYTES // element.bits
 
-    Each register holds columns 2 (t % 4) and 2 (t % 4) + 1, register 0 of the upper row, register 1
-    of the lower row; registers 2 and 3 hold the columns 8 further.
+
+def a_matrix(registers: Words, element: Element) -> Floats:
+    """Matrix A, float32 [64, K], from words [warp, register, lane].
+
+    A register holds e elements, 2 of 16 bits or 4 of 8 bits: columns e (t % 4) and following,
+    register 0 of the upper row, register 1 of the lower row; registers 2 and 3 hold the columns
+    4 e further.
     """
     raw = np.ascontiguousarray(registers).reshape(-1, 32).view(np.uint8)
-    elements = decode(raw, element).reshape(WARPS, 2, 2, 8, 4, 2)
-    return elements.transpose(0, 2, 3, 1, 4, 5).reshape(ROWS, DEPTH)
+    elements = decode(raw, element).reshape(WARPS, 2, 2, 8, 4, 32 // element.bits)
+    return elements.transpose(0, 2, 3, 1, 4, 5).reshape(ROWS, depth(element))
 
 
 def d_matrix(registers: npt.NDArray[Any]) -> Floats:

@@ -14,6 +14,11 @@ KERNELS = KernelTable(
             "nvfp4_kernels.gemm.sm90.launch_grouped:grouped_silu_mul_gemm",
             "fragments",
         ),
+        ("sm_90", "w4a8"): (
+            "fp8_wgmma",
+            "nvfp4_kernels.gemm.sm90.launch_grouped:grouped_silu_mul_gemm",
+            "folded",
+        ),
         ("sm_100", "w4a4"): (
             "block_scaled",
             "nvfp4_kernels.gemm.sm100.launch_grouped:grouped_silu_mul_gemm",

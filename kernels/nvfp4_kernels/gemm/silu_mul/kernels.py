@@ -14,6 +14,11 @@ KERNELS = KernelTable(
             "nvfp4_kernels.gemm.sm90.launch:silu_mul_gemm",
             "fragments",
         ),
+        ("sm_90", "w4a8"): (
+            "fp8_wgmma",
+            "nvfp4_kernels.gemm.sm90.launch:silu_mul_gemm",
+            "folded",
+        ),
         ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:silu_mul_gemm"),
     },
     {
@@ -25,6 +30,11 @@ KERNELS = KernelTable(
             "wgmma",
             "nvfp4_kernels.gemm.sm90.launch:silu_mul_gemm_batch_invariant",
             "fragments",
+        ),
+        ("sm_90", "w4a8"): (
+            "fp8_wgmma",
+            "nvfp4_kernels.gemm.sm90.launch:silu_mul_gemm_batch_invariant",
+            "folded",
         ),
         ("sm_100", "w4a4"): (
             "block_scaled",

@@ -11,37 +11,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64, Vector
 from cutlass.experimental import primitives as ptx
-from cutlass.experimental.cuda import TensorMap
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
-from nvfp4_kernels.activation import SILU
-from nvfp4_kernels.device.activation import activated
 from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.formats.fp8_rows import GROUP
 from nvfp4_kernels.formats.fragments import TILE
-from nvfp4_kernels.gemm.shards import ShardEnds
-from nvfp4_kernels.gemm.sm90.dequantize import UNSCALE
+from nvfp4_kernels.gemm.sm90 import store_fp8
 from nvfp4_kernels.gemm.sm90.exchange import Exchange
-from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, matrix
+from nvfp4_kernels.gemm.sm90.scaling import RowFactors, Scaling, ScalingOperands
+from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord
 from nvfp4_kernels.gemm.sm90.split_k import SplitK
 from nvfp4_kernels.gemm.sm90.tile import BARRIER, PITCH, EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import WARPGROUP
 
 SLOTS = 2
-
-
-@dataclass(frozen=True)
-class ScalingOperands:
-    """Factors and bias in global memory.
-
-    Attributes:
-        alpha: float32 [shards], one per shard of the weight's rows, or one per product of a pair;
-            if grouped, [experts, products].
-        ends: end of each shard but the last, along the weight's rows.
-        bias: [n]; if grouped, [experts, products, n].
-    """
-
-    alpha: cute.Pointer
-    ends: ShardEnds
-    bias: cute.Pointer
 
 
 @dataclass(frozen=True)
@@ -52,6 +35,18 @@ class OutputTensor:
     tensor_map: TensorMap
     m: Int32
     n: Int32
+
+
+def map_of_result(
+    tile: Tile, output: EpilogueConfig, out: cute.Pointer, m: Int32, n: Int32
+) -> TensorMap:
+    """Tensor map of the result, in boxes of 64 rows of the weight."""
+    dtype, box = TYPES[output.dtype], [TILE, output.box_tokens(tile)]
+    columns, swizzle = n, TensorMapSwizzle.s128b
+    if output.is_fp8:
+        columns, swizzle = cute.ceil_div(n, GROUP) * GROUP, TensorMapSwizzle.none
+    steps = [Int64(columns * dtype.width // 128)]
+    return create_tensor_map_tiled(out.toint(), dtype, [columns, m], steps, box, swizzle=swizzle)
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,9 @@ class Epilogue:
         leader = thread == 0
         first = self._first_row(coord, group)
         upper = first + warp * 16 + lane // 4
-        rows = [self._row(factors, result, coord, upper + at) for at in (0, 8)]
+        scaling = Scaling(tile, self.output)
+        inverse = scaling.inverse(factors, coord)
+        rows = [scaling.row(factors, coord, upper + at, result.n) for at in (0, 8)]
         for start in cutlass.range_constexpr(0, tile.own_tokens, box):
             slot = scratch.subview((group * SLOTS + start // box % SLOTS) * (box * TILE))
             if leader:
@@ -116,38 +113,74 @@ class Epilogue:
                 turned = start == 0 and tile.own_tokens // box % SLOTS
                 ptx.cp_async_bulk_wait_group(0 if turned else SLOTS - 1, read=True)
             self._sync(group)
+            of_box = self._first_token(coord, group) + start
             for token in cutlass.range_constexpr(0, box, 16):
-                self._transpose(sums, rows, start + token, slot, token, warp, lane, dtype)
+                count = min(16, tile.own_tokens - start - token)
+                values = [
+                    self._fragment(
+                        sums, factors, result, rows, inverse, start, token + eight, of_box
+                    )
+                    for eight in range(0, count, 8)
+                ]
+                if cutlass.const_expr(self.output.is_fp8):
+                    for eight in cutlass.range_constexpr(len(values)):
+                        store_fp8.store_words(slot, token + 8 * eight, warp, lane, values[eight])
+                else:
+                    self._transpose(values, slot, token, warp, lane, dtype)
             ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
             self._sync(group)
             if leader:
-                where = [first, self._first_token(coord, group) + start]
+                where = [first, of_box]
                 ptx.cp_async_bulk_tensor_global_shared_cta(result.tensor_map.get_ptr(), slot, where)
                 ptx.cp_async_bulk_commit_group()
 
-    def _transpose(
+    def _fragment(
         self,
         sums: list[list[Float32]],
-        rows: list[tuple[list[Float32], list[Float32]]],
-        first: int,
+        factors: ScalingOperands,
+        result: OutputTensor,
+        rows: list[RowFactors],
+        inverse: Float32 | None,
+        start: int,
+        token: int,
+        first_token: Int32,
+    ) -> list[list[Float32]]:
+        """Results of two tokens, of 8 from ``token`` on, for the upper and the lower row.
+
+        ``start``: index of the box's first token among the warpgroup's tokens; ``token``: index in
+        the box; ``first_token``: index of the box's first token in the result.
+        """
+        scaling = Scaling(self.tile, self.output)
+        pair = first_token + token + cute.arch.lane_idx() % 4 * 2
+        scales = [scaling.token(factors, pair + c, result.m) for c in range(2)]
+        found = []
+        for half in range(2):
+            at = 4 * ((start + token) // 8) + 2 * half
+            found.append(
+                [
+                    scaling.finished(
+                        [each[at + c] for each in sums], rows[half], scales[c], inverse
+                    )
+                    for c in range(2)
+                ]
+            )
+        return found
+
+    def _transpose(
+        self,
+        values: list[list[list[Float32]]],
         slot: Array,
         token: int,
         warp: Int32,
         lane: Int32,
         dtype: Any,
     ) -> None:
-        """Scale, convert and transpose a warp's 16 rows × 16 (or the last 8) tokens into ``slot``.
+        """Convert and transpose a warp's 16 rows × 16 (or the last 8) tokens into ``slot``.
 
-        ``slot``: [token, row]. ``first``: index of the first token among the warpgroup's tokens;
-        ``token``: index of the same token in ``slot``.
+        ``values``: of each 8 tokens, as ``_fragment`` returns them; ``slot``: [token, row];
+        ``token``: index of the first token in ``slot``.
         """
-        words = []
-        count = min(16, self.tile.own_tokens - first)
-        for eight in range(0, count, 8):
-            for half in range(2):
-                at = 4 * ((first + eight) // 8) + 2 * half
-                values = [self._value(sums, at + c, rows[half]) for c in range(2)]
-                words.append(_packed(values, dtype))
+        words = [_packed(of_row, dtype) for eight in values for of_row in eight]
         # Lanes 8 i to 8 i + 7 give the places of matrix i: tokens of the i // 2nd eight, and the
         # upper or the lower rows.
         row = token + lane % 8 + lane // 16 * 8
@@ -173,20 +206,24 @@ class Epilogue:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         own = scratch.subview(group * (tile.weights * chunk * PITCH))
         row = thread % TILE
+        scaling = Scaling(tile, self.output)
+        inverse = scaling.inverse(factors, coord)
         for start in cutlass.range_constexpr(0, tile.own_tokens, chunk):
             self._sync(group)
             self._spill(sums, own, start, thread)
             self._sync(group)
             column = self._first_row(coord, group) + row
-            if column < result.n:
-                scales, biases = self._row(factors, result, coord, column)
+            if column < self._columns(result):
+                factors_of_row = scaling.row(factors, coord, column, result.n)
                 for step in cutlass.range(chunk // 2, unroll=1):
                     token = step * 2 + thread // TILE
                     at = self._first_token(coord, group) + start + token
                     if at < result.m:
                         places = [(w * chunk + token) * PITCH + row for w in range(tile.weights)]
                         parts = [own.load(each) for each in places]
-                        self._store(result, at, column, self._finished(parts, scales, biases))
+                        scale = scaling.token(factors, at, result.m)
+                        value = scaling.finished(parts, factors_of_row, scale, inverse)
+                        self._store(result, at, column, value)
 
     @cute.jit
     def _parts(
@@ -208,8 +245,11 @@ class Epilogue:
         thread = cute.arch.thread_idx()[0]
         row = thread % tile.split_rows
         column = coord.rows * tile.rows + state.rank * tile.split_rows + row
-        inside = column < result.n
-        scales, biases = self._row(factors, result, coord, cutlass.min(column, result.n - 1))
+        columns = self._columns(result)
+        inside = column < columns
+        scaling = Scaling(tile, self.output)
+        inverse = scaling.inverse(factors, coord)
+        factors_of_row = scaling.row(factors, coord, cutlass.min(column, columns - 1), result.n)
         split.wait(received)
         if inside:
             vectors = tile.tokens // split.width
@@ -221,7 +261,9 @@ class Epilogue:
                         at = coord.tokens * tile.tokens + split.token(vector, index)
                         if at < result.m:
                             values = [of_weight[index] for of_weight in totals]
-                            self._store(result, at, column, self._finished(values, scales, biases))
+                            scale = scaling.token(factors, at, result.m)
+                            value = scaling.finished(values, factors_of_row, scale, inverse)
+                            self._store(result, at, column, value)
 
     @cute.jit
     def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
@@ -236,12 +278,19 @@ class Epilogue:
                     own.store(sums[each][4 * ((start + token) // 8) + c], at)
 
     def _store(self, result: OutputTensor, token: Int32, column: Int32, value: Float32) -> None:
-        dtype = TYPES[self.output.dtype]
-        Array(result.data, shape=(1,)).store(
-            Float32(value).to(dtype), Int64(token) * result.n + column
-        )
+        data = Array(result.data, shape=(1,))
+        if self.output.is_fp8:
+            place = Int64(token) * self._columns(result) + store_fp8.place(column)
+            data.store(store_fp8.byte(Float32(value)), place)
+        else:
+            dtype = TYPES[self.output.dtype]
+            data.store(Float32(value).to(dtype), Int64(token) * result.n + column)
 
-    # --- values -------------------------------------------------------------------------------
+    # --- coordinates --------------------------------------------------------------------------
+
+    def _columns(self, result: OutputTensor) -> Int32:
+        """Number of columns that are stored: N, or for E4M3 all columns of whole groups."""
+        return cute.ceil_div(result.n, GROUP) * GROUP if self.output.is_fp8 else result.n
 
     def _first_row(self, coord: TileCoord, group: Int32) -> Int32:
         return coord.rows * self.tile.rows + group // self.tile.team * TILE
@@ -250,50 +299,6 @@ class Epilogue:
         """Index of the first token that a warpgroup finishes."""
         tile = self.tile
         return coord.tokens * tile.tokens + group % tile.team * tile.own_tokens
-
-    @cute.jit
-    def _row(
-        self, factors: ScalingOperands, result: OutputTensor, coord: TileCoord, row: Int32
-    ) -> tuple[list[Float32], list[Float32]]:
-        """Factors (alpha · ``UNSCALE``) and any biases of a row, one per product.
-
-        Past the last row the values are undefined.
-        """
-        tile, alpha = self.tile, Array(factors.alpha, shape=(1,))
-        if cutlass.const_expr(self.tile.grouped):
-            scales = [alpha.load(matrix(tile, coord, w)) * UNSCALE for w in range(tile.weights)]
-        elif cutlass.const_expr(self.tile.weights == 2):
-            scales = [alpha.load(0) * UNSCALE, alpha.load(1) * UNSCALE]
-        else:
-            shard = Int32(0)
-            for end in cutlass.range_constexpr(self.output.shards - 1):
-                shard += Int32(row >= factors.ends[end])
-            scales = [alpha.load(shard) * UNSCALE]
-        biases: list[Float32] = []
-        if cutlass.const_expr(bool(self.output.bias)):
-            dtype, bias = TYPES[self.output.bias], Array(factors.bias, shape=(1,))
-            at = cutlass.min(row, result.n - 1)
-            for w in cutlass.range_constexpr(tile.weights):
-                first = matrix(tile, coord, w) * result.n if tile.grouped else 0
-                biases.append(dtype(bias.load(first + at)).to(Float32))
-        return scales, biases
-
-    def _value(
-        self, sums: list[list[Float32]], index: int, row: tuple[list[Float32], list[Float32]]
-    ) -> Float32:
-        return self._finished([of_weight[index] for of_weight in sums], *row)
-
-    def _finished(
-        self, parts: list[Float32], scales: list[Float32], biases: list[Float32]
-    ) -> Float32:
-        values = [part * scale for part, scale in zip(parts, scales, strict=True)]
-        if self.output.bias:
-            values = [value + bias for value, bias in zip(values, biases, strict=True)]
-        if self.tile.weights == 2:
-            return activated(values, self.output.activation or SILU)
-        if self.output.activation is not None:
-            return activated(values, self.output.activation)
-        return values[0]
 
     # --- barriers ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Weight-only GEMM of sm_90: 16-bit activations, NVFP4 weights decoded in registers.
+"""GEMM of sm_90: 16-bit or E4M3 activations, NVFP4 weights decoded in registers.
 
 Warpgroups decode weights, multiply them with the tokens and write the result; one warp issues
 loads.
@@ -17,22 +17,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8, Uint32
 from cutlass.experimental import primitives as ptx
-from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.shards import ShardEnds
-from nvfp4_kernels.gemm.sm90.epilogue import Epilogue, OutputTensor, ScalingOperands
+from nvfp4_kernels.gemm.sm90.epilogue import Epilogue, OutputTensor, map_of_result
 from nvfp4_kernels.gemm.sm90.loader import Ring, TmaLoader, Weight, map_of_tokens
 from nvfp4_kernels.gemm.sm90.mma import Mma
+from nvfp4_kernels.gemm.sm90.scaling import ScalingOperands
 from nvfp4_kernels.gemm.sm90.scheduler import RasterOrder, scheduler_state, tile_coord
 from nvfp4_kernels.gemm.sm90.split_k import SplitK
 from nvfp4_kernels.gemm.sm90.tile import (
-    DATA_BYTES,
     LOAD_REGISTERS,
     MULTIPLY_REGISTERS,
-    SCALE_BYTES,
     EpilogueConfig,
     Tile,
 )
@@ -43,12 +41,12 @@ class GemmArguments(NamedTuple):
     """Arguments of a launch; pointers are to global memory.
 
     Attributes:
-        x: activations [m, k].
-        w1, sfw1: fragments of a weight [n, k] and of its scales.
+        x: activations [m, k]; k is a multiple of 64 if they are E4M3.
+        w1, sfw1: a weight [n, k] in fragments or folded, and its scales.
         w2, sfw2: fragments of a pair's second weight and scales; with a single weight the same as
             ``w1``, ``sfw1``; if grouped, None.
-        out: result [m, n].
-        alpha, bias, shard_ends: see ``ScalingOperands``.
+        out: result [m, n]; if E4M3, rows of n bytes, rounded up to a multiple of 64.
+        alpha, row_scale, bias, out_scale, shard_ends: see ``ScalingOperands``.
         m, n, k: sizes.
         sms: number of SMs, which bounds the grid unless the tile has several ``parts``.
         groups: if grouped, see ``SchedulerState``; ``w1`` and ``sfw1`` are then stacks of weights,
@@ -69,6 +67,8 @@ class GemmArguments(NamedTuple):
     sms: Int32
     shard_ends: ShardEnds
     groups: cute.Pointer = None
+    row_scale: cute.Pointer = None
+    out_scale: cute.Pointer = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class WeightOnlyGemm:
         """Example arguments of ``__call__``, for ``cute.compile``: one ``GemmArguments``."""
         act, out = TYPES[self.output.act], TYPES[self.output.dtype]
         weights: dict[str, Any] = dict.fromkeys(("w1", "sfw1", "w2", "sfw2"), Uint8)
-        scaling = {"alpha": Float32, "bias": TYPES.get(self.output.bias, Float32)}
+        scaling: dict[str, Any] = dict.fromkeys(("alpha", "row_scale", "out_scale"), Float32)
+        scaling["bias"] = TYPES.get(self.output.bias, Float32)
         types = {"x": act, "out": out, **weights, **scaling, "groups": Int32}
         return (example(GemmArguments, types),)
 
@@ -99,7 +100,9 @@ class WeightOnlyGemm:
             *(("w2", "sfw2") if self.tile.weights == 1 or self.tile.grouped else ()),
             *(("groups",) if not self.tile.grouped else ()),
             *(("out",) if output.boxes else ()),
+            *(("row_scale",) if not output.per_token else ()),
             *(("bias",) if not output.bias else ()),
+            *(("out_scale",) if not output.is_fp8 else ()),
             *(("shard_ends",) if output.shards == 1 else ()),
         ]
 
@@ -114,14 +117,7 @@ class WeightOnlyGemm:
         token_map = map_of_tokens(tile, self.output.act, x, m, k)
         out_map = None
         if cutlass.const_expr(self.output.boxes):
-            out_map = create_tensor_map_tiled(
-                arguments.out.toint(),
-                TYPES[self.output.dtype],
-                [n, m],
-                [Int64(n // 8)],
-                [TILE, self.output.box_tokens(tile)],
-                swizzle=TensorMapSwizzle.s128b,
-            )
+            out_map = map_of_result(tile, self.output, arguments.out, m, n)
         raster = RasterOrder(rows=cute.ceil_div(n, tile.rows), tokens=cute.ceil_div(m, tile.tokens))
         clusters = raster.rows * raster.tokens
         if cutlass.const_expr(tile.parts == 1):
@@ -185,7 +181,13 @@ class WeightOnlyGemm:
         else:
             if cutlass.const_expr(tile.reallocates_registers):
                 ptx.setmaxregister(MULTIPLY_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-            factors = ScalingOperands(arguments.alpha, arguments.shard_ends, arguments.bias)
+            factors = ScalingOperands(
+                arguments.alpha,
+                arguments.shard_ends,
+                arguments.row_scale,
+                arguments.bias,
+                arguments.out_scale,
+            )
             result = OutputTensor(arguments.out, out_map, arguments.m, arguments.n)
             for index in cutlass.range(state.num_tiles, unroll=1):
                 coord = tile_coord(state, index)
@@ -202,9 +204,11 @@ class WeightOnlyGemm:
         space = AddressSpace.smem
         return Ring(
             tokens=Array(Uint8, tiles * tile.tokens * ROW_BYTES, space=space, alignment=1024),
-            data=Array(Uint32, tiles * tile.operands * DATA_BYTES // 4, space=space, alignment=128),
+            data=Array(
+                Uint32, tiles * tile.operands * tile.data_bytes // 4, space=space, alignment=128
+            ),
             scales=Array(
-                Uint32, tiles * tile.operands * SCALE_BYTES // 4, space=space, alignment=128
+                Uint32, tiles * tile.operands * tile.scale_bytes // 4, space=space, alignment=128
             ),
             full=Array(Int64, stages, space=space, alignment=8),
             empty=Array(Int64, stages, space=space, alignment=8),

@@ -1,6 +1,7 @@
-"""Launches of the weight-only GEMM on sm_90: ``grouped_gemm`` and ``grouped_silu_mul_gemm``."""
+"""Launches of the GEMM on sm_90: ``grouped_gemm`` and ``grouped_silu_mul_gemm``."""
 
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -8,16 +9,21 @@ from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.gemm.arguments import check_layouts
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.shards import shard_ends
+from nvfp4_kernels.gemm.sm90.choose_fp8 import choose_grouped_config as choose_grouped_fp8_config
 from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
 from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
-from nvfp4_kernels.gemm.sm90.launch import epilogue
+from nvfp4_kernels.gemm.sm90.launch import epilogue, is_fp8, new_result, out_scale
 from nvfp4_kernels.runtime.compile import launch
 
 
-def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, None]:
-    """Check kernel-specific requirements, allocate the result, launch; weights are in fragments.
+def grouped_gemm(call: GroupedGemmCall, *, gated: bool = False) -> tuple[Tensor, None]:
+    """Check kernel-specific requirements, allocate the result, launch.
 
-    With pairs of weights and a gated activation this is also ``grouped_silu_mul_gemm``.
+    Weights are in fragments or, with E4M3 activations, folded.
+
+    Args:
+        call: arguments of the op.
+        gated: whether experts have pairs of weights: the op is ``grouped_silu_mul_gemm``.
 
     Returns:
         The result, and None for scales: sm_90 has no NVFP4 results.
@@ -28,17 +34,19 @@ def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, None]:
     a, alpha, bias, n = call.a, call.alpha, call.bias, call.rows
     check_layouts(call)
     (tiles, tokens, k), experts = a.shape, alpha.shape[0]
-    out = a.new_empty((tiles, tokens, n), dtype=call.out_dtype)
+    out = new_result(call, (tiles, tokens, n))
     if out.numel() == 0 or experts == 0:
         return out, None
     output = replace(
-        epilogue(a.dtype, call.out_dtype),
+        epilogue(call, out),
         bias=dtype_name(bias.dtype) if bias is not None else "",
         activation=call.activation,
     )
-    problem = GroupedProblem(tiles, tokens, experts, n, k, alpha[0].numel(), call.global_experts)
+    weights = 2 if gated else 1
+    problem = GroupedProblem(tiles, tokens, experts, n, k, weights, call.global_experts)
     sms = device_facts(a.device).sms
-    tile, output = choose_grouped_config(problem, output, sms)
+    choose = choose_grouped_fp8_config if is_fp8(a) else choose_grouped_config
+    tile, output = choose(problem, output, sms)
     arguments = GemmArguments(
         x=a,
         w1=call.b,
@@ -47,7 +55,9 @@ def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, None]:
         sfw2=None,
         out=out,
         alpha=alpha,
+        row_scale=call.row_scale,
         bias=bias,
+        out_scale=out_scale(call),
         m=tiles * tokens,
         n=n,
         k=k,
@@ -59,5 +69,4 @@ def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, None]:
     return out, None
 
 
-# For pairs of weights it computes this op.
-grouped_silu_mul_gemm = grouped_gemm
+grouped_silu_mul_gemm = partial(grouped_gemm, gated=True)

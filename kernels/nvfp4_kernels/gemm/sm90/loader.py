@@ -12,7 +12,7 @@ from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, matrix, tile_coord
-from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, SLICED_TOKENS, Tile
+from nvfp4_kernels.gemm.sm90.tile import Tile
 from nvfp4_kernels.sm90.limits import ROW_BYTES, WARPGROUP, ActDtype
 
 EVICT_FIRST = 0x12F0000000000000  # result of createpolicy.fractional.L2::evict_first.b64
@@ -32,8 +32,8 @@ class Ring:
 
     Attributes:
         tokens: bytes [stage, K tile, token, 128], 128-byte swizzle.
-        data: weight fragments, words [stage, 64-row weight tile, K tile, 512].
-        scales: block scales of the fragments, words [stage, 64-row weight tile, K tile, 64].
+        data: codes of the weight, words [stage, 64-row weight tile, K tile, 512 or 1024].
+        scales: block scales of the weight, words [stage, 64-row weight tile, K tile, 64 or 128].
         full, empty: an mbarrier of each kind per stage.
     """
 
@@ -51,9 +51,10 @@ def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32
     with zeros. With several K tiles the dimensions are ``[k in K tile, token, K tile]``: K must be
     a multiple of the K tile.
     """
-    sizes, steps, box = [k, m], [Int64(k // 8)], [TILE, tile.tokens]
+    width = tile.tile_k
+    sizes, steps, box = [k, m], [Int64(k * TYPES[act].width // 128)], [width, tile.tokens]
     if tile.k_tiles > 1:
-        sizes, box = [TILE, m, k // TILE], [*box, tile.k_tiles]
+        sizes, box = [width, m, k // width], [*box, tile.k_tiles]
         steps.append(Int64(ROW_BYTES // 16))
     return create_tensor_map_tiled(
         x.toint(), TYPES[act], sizes, steps, box, swizzle=TensorMapSwizzle.s128b
@@ -150,8 +151,8 @@ class TmaLoader:
             weight = self._weight(weights, index)
             first = self._first(coord, step, index, n, k)
             target = (stage * tile.operands + index) * tile.k_tiles
-            self._copy(weight.data, first, ring.data, target, full, DATA_BYTES)
-            self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
+            self._copy(weight.data, first, ring.data, target, full, tile.data_bytes)
+            self._copy(weight.scales, first, ring.scales, target, full, tile.scale_bytes)
 
     def _weight(self, weights: list[Weight], operand: int) -> Weight:
         """Weight of the ``operand``-th tile of a stage: gate and up alternate."""
@@ -166,7 +167,7 @@ class TmaLoader:
         rows = Int64(row)
         if tile.grouped:
             rows += Int64(matrix(tile, coord, operand)) * cute.ceil_div(n, TILE)
-        return rows * cute.ceil_div(k, TILE) + step * tile.k_tiles
+        return rows * cute.ceil_div(k, tile.tile_k) + step * tile.k_tiles
 
     def _copy(
         self, source: cute.Pointer, first: Int64, ring: Array, target: Int32, full: Array, size: int
@@ -181,9 +182,8 @@ class TmaLoader:
         )
 
     def _cache_hint(self) -> dict[str, Int64]:
-        """L2 hint for up to 32 tokens: evict weights first, as other CTAs rarely read them."""
-        uses_mma_sync = self.tile.tokens <= SLICED_TOKENS
-        return {"l2_cache_hint": Int64(EVICT_FIRST)} if uses_mma_sync else {}
+        """L2 hint: evict weights first that other CTAs rarely read."""
+        return {"l2_cache_hint": Int64(EVICT_FIRST)} if self.tile.streams_weights else {}
 
     @cute.jit
     def _load_tokens(
@@ -194,7 +194,7 @@ class TmaLoader:
         ptx.cp_async_bulk_tensor_shared_cluster_global(
             ring.tokens.subview(stage * tile.k_tiles * tile.tokens * ROW_BYTES),
             token_map.get_ptr(),
-            [step * TILE, tokens] if tile.k_tiles == 1 else [0, tokens, step * tile.k_tiles],
+            [step * tile.tile_k, tokens] if tile.k_tiles == 1 else [0, tokens, step * tile.k_tiles],
             ring.full.subview(stage),
             [],
         )

@@ -1,4 +1,4 @@
-"""Main loop of a warpgroup, which dequantises weight tiles and multiplies them with the tokens."""
+"""Main loop of a warpgroup, which decodes weight tiles and multiplies them with the tokens."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,13 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.formats.fragments import STEPS
-from nvfp4_kernels.gemm.sm90 import dequantize
+from nvfp4_kernels.gemm.sm90 import dequantize, folded
 from nvfp4_kernels.gemm.sm90.loader import Ring
 from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState
-from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, STEP_K, Tile
+from nvfp4_kernels.gemm.sm90.tile import Tile
 from nvfp4_kernels.sm90 import warp_mma
 from nvfp4_kernels.sm90.limits import ROW_BYTES, ActDtype
-from nvfp4_kernels.sm90.wgmma import descriptor, multiply, settled
-
-STEP_BYTES = 2 * STEP_K
+from nvfp4_kernels.sm90.wgmma import STEP_BYTES, descriptor, multiply, settled
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,9 @@ class Mma:
                 sums = self._many(sums, ring, count, step, group)
         if cutlass.const_expr(not tile.uses_mma_sync):
             ptx.wgmma_wait_group_sync_aligned(0)
-            self._release(ring, index * state.steps + end - 1)
+            if iterations > 0:
+                last = end - 1 if slices == 1 else (iterations - 1) * slices + own + first
+                self._release(ring, index * state.steps + last)
             sums = [settled(each) for each in sums]
         return sums
 
@@ -95,10 +95,9 @@ class Mma:
                 for first in range(0, tile.tokens, 8)
             ]
             for each in cutlass.range_constexpr(tile.accumulators):
-                words, factors = self._words(ring, stage, inside, each, group)
+                operands = self._operands(ring, stage, inside, each, group)
                 total = sums[each]
-                for s in cutlass.range_constexpr(STEPS):
-                    a = dequantize.dequantized(words, factors, s, self.act)
+                for s, a in enumerate(operands):
                     total = [
                         value
                         for eight in range(tile.tokens // 8)
@@ -122,8 +121,7 @@ class Mma:
         for inside in cutlass.range_constexpr(tile.k_tiles):
             b = descriptor(self._tokens(ring, stage, inside))
             for each in cutlass.range_constexpr(tile.accumulators):
-                words, factors = self._words(ring, stage, inside, each, group)
-                a = [dequantize.dequantized(words, factors, s, self.act) for s in range(STEPS)]
+                a = self._operands(ring, stage, inside, each, group)
                 ptx.wgmma_fence_aligned()
                 total = sums[each]
                 for s in cutlass.range_constexpr(STEPS):
@@ -133,26 +131,28 @@ class Mma:
                 ptx.wgmma_wait_group_sync_aligned(1)
                 if cutlass.const_expr(inside == 0 and each == 0):
                     # All earlier MMAs are done.
-                    if step > 0:
-                        self._release(ring, count - 1)
+                    if step >= tile.slices:
+                        self._release(ring, count - tile.slices)
         return sums
 
     def _tokens(self, ring: Ring, stage: Int32, inside: int) -> Array:
         tile = self.tile
         return ring.tokens.subview((stage * tile.k_tiles + inside) * tile.tokens * ROW_BYTES)
 
-    def _words(
+    def _operands(
         self, ring: Ring, stage: Int32, inside: int, each: int, group: Int32
-    ) -> tuple[list[Uint32], list[Uint32]]:
+    ) -> list[list[Uint32]]:
+        """Load and decode a K tile of the weight: operand A of each K step."""
         tile = self.tile
         operand = stage * tile.operands + group // tile.slices * tile.accumulators + each
         coord = operand * tile.k_tiles + inside
-        return dequantize.load(
-            ring.data.subview(coord * (DATA_BYTES // 4)),
-            ring.scales.subview(coord * (SCALE_BYTES // 4)),
-            cute.arch.warp_idx() % 4,
-            cute.arch.lane_idx(),
-        )
+        data = ring.data.subview(coord * (tile.data_bytes // 4))
+        scales = ring.scales.subview(coord * (tile.scale_bytes // 4))
+        warp, lane = cute.arch.warp_idx() % 4, cute.arch.lane_idx()
+        if tile.fp8:
+            return folded.operands(data, scales, warp, lane)
+        words, factors = dequantize.load(data, scales, warp, lane)
+        return [dequantize.dequantized(words, factors, s, self.act) for s in range(STEPS)]
 
     @property
     def _unroll(self) -> int:

@@ -10,7 +10,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32
 
-from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90.tile import Tile
 
 # Tiles of tokens that are taken together: they stay in L2 while the weights pass by.
@@ -70,7 +69,7 @@ def scheduler_state(
     """Initial ``SchedulerState`` of this CTA; if grouped, ``groups`` limits the number of tiles."""
     if cutlass.const_expr(tile.grouped):
         raster = RasterOrder(rows=raster.rows, tokens=Array(groups, shape=(1,)).load(0))
-    steps = cute.ceil_div(k, TILE * tile.k_tiles)
+    steps = cute.ceil_div(k, tile.tile_k * tile.k_tiles)
     part = rank if tile.split_k > 1 else Int32(0)
     first_k_step = part * steps // tile.split_k
     last_step = (part + 1) * steps // tile.split_k

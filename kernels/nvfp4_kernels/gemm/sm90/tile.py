@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.devices import ELEMENT_BITS
 from nvfp4_kernels.formats.fragments import TILE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.sm90.limits import (
     BARRIER_BYTES,
@@ -19,9 +21,6 @@ from nvfp4_kernels.sm90.limits import (
     ActDtype,
 )
 
-STEP_K = 16  # elements of K per wgmma
-DATA_BYTES = TILE * TILE // 2  # of a tile of the weight
-SCALE_BYTES = TILE * TILE // 16
 MAX_STAGES = 12
 LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, if reallocated (setmaxnreg)
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
@@ -31,7 +30,7 @@ MOST_COLUMNS_IN_TURN = 128  # registers of a part's sums beside the running sums
 CHUNK = 32  # tokens that the epilogue turns at a time
 BARRIER = 1  # named barrier of the first warpgroup; after the warpgroups', one for all together
 
-OutDtype = Literal["bfloat16", "float16", "float32"]
+OutDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class Tile:
         tokens: number of tokens per tile, 8 to 256: the N side of the MMA.
         weights: number of products that share the tokens: 1, or 2 for the gate and up projections.
         warpgroups: number of warpgroups that decode and multiply.
-        k_tiles: number of K tiles, of 64 elements each, per stage; if above 1, K must be a multiple
-            of 64 · ``k_tiles``.
+        k_tiles: number of K tiles, of ``tile_k`` elements each, per stage; if above 1, K must be a
+            multiple of ``tile_k · k_tiles``.
         split_k: number of CTAs of a cluster that split K and then reduce; 1: no split-K.
         parts_in_turn: number of parts of K that a CTA sums separately, one after the other; the
             result is bit-identical to that with ``split_k`` set to this number.
@@ -56,6 +55,7 @@ class Tile:
         routed_before: if grouped, whether the routing was complete before the preceding launch
             began. If so, the kernel reads the routing, and loads weights, before it waits for the
             preceding launch.
+        fp8: whether tokens are E4M3 and weights folded (``formats.folded``).
     """
 
     tokens: int
@@ -70,6 +70,7 @@ class Tile:
     weight_per_warpgroup: bool = False
     grouped: bool = False
     routed_before: bool = False
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         assert self.tokens in range(8, 257, 8), self.tokens
@@ -84,6 +85,21 @@ class Tile:
             assert self.split_k == 1
             assert self.own_tokens % 16 == 0, self.tokens
         assert self.grouped or not self.routed_before
+
+    @property
+    def tile_k(self) -> int:
+        """Number of elements of K per K tile: a row of 128 bytes."""
+        return ROW_BYTES if self.fp8 else ROW_BYTES // 2
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of codes of a 64-row weight tile, per K tile."""
+        return TILE * self.tile_k // 2
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of block scales of a 64-row weight tile, per K tile."""
+        return TILE * self.tile_k // BLOCK_SIZE
 
     @property
     def sides(self) -> int:
@@ -136,8 +152,16 @@ class Tile:
 
     @property
     def uses_mma_sync(self) -> bool:
-        """Whether each warp multiplies with ``mma.sync``, instead of a warpgroup with ``wgmma``."""
-        return self.tokens <= FEW_TOKENS or self.slices > 1
+        """Whether each warp multiplies with ``mma.sync``, instead of a warpgroup with ``wgmma``.
+
+        ``mma.sync`` of E4M3 converts its operands to 16 bits on sm_90.
+        """
+        return not self.fp8 and (self.tokens <= FEW_TOKENS or self.slices > 1)
+
+    @property
+    def streams_weights(self) -> bool:
+        """Whether few other CTAs read the same weights, so that L2 need not keep them."""
+        return self.tokens <= SLICED_TOKENS
 
     @property
     def knows_weights(self) -> bool:
@@ -158,7 +182,7 @@ class Tile:
     @property
     def stage_bytes(self) -> int:
         """Bytes that arrive in shared memory per stage."""
-        weights = self.operands * (DATA_BYTES + SCALE_BYTES)
+        weights = self.operands * (self.data_bytes + self.scale_bytes)
         return self.k_tiles * (weights + self.tokens * ROW_BYTES)
 
     def depth(self, epilogue_bytes: int) -> int:
@@ -178,10 +202,11 @@ class EpilogueConfig:
     """Configuration of the epilogue: dtypes, scaling, and the way the result is stored.
 
     Attributes:
-        act: dtype of activations.
-        dtype: dtype of the result.
+        act: dtype of activations; with E4M3, ``alpha`` has a factor for each row of the weight.
+        dtype: dtype of the result; E4M3 is scaled and in the order of ``formats.fp8_rows``.
         boxes: whether TMA stores the result in boxes; else element by element, for any N.
-        shards: number of factors ``alpha`` along the weight's rows.
+        shards: number of factors ``alpha`` along the weight's rows; with E4M3 activations 1.
+        per_token: whether each token has a factor, ``row_scale``.
         bias: dtype of the bias, "" for none.
         activation: activation of a grouped GEMM; None: SiLU for gate and up, no activation for a
             single weight.
@@ -191,20 +216,34 @@ class EpilogueConfig:
     dtype: OutDtype = "bfloat16"
     boxes: bool = False
     shards: int = 1
+    per_token: bool = False
     bias: str = ""
     activation: Activation | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.shards <= MAX_SHARDS
         assert not self.boxes or self.dtype != "float32"
+        assert self.shards == 1 or self.act != "float8_e4m3fn", "a factor per row"
 
     def shared_bytes(self, tile: Tile) -> int:
         """Bytes of the epilogue's shared memory."""
         if self.boxes:
-            return tile.warpgroups * self.box_tokens(tile) * ROW_BYTES * 2
+            # Two boxes, or the float32 sums that gate and up exchange.
+            row = max(2 * self.box_row_bytes, 4 * TILE if tile.weight_per_warpgroup else 0)
+            return tile.warpgroups * self.box_tokens(tile) * row
         if tile.parts > 1:
             return 4 * tile.slices * tile.rows * tile.weights * tile.tokens
         return 4 * tile.warpgroups * tile.weights * self.chunk(tile) * PITCH
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the result is E4M3."""
+        return self.dtype == "float8_e4m3fn"
+
+    @property
+    def box_row_bytes(self) -> int:
+        """Bytes of a token in a box of 64 rows of a weight."""
+        return TILE * ELEMENT_BITS[self.dtype] // 8
 
     def box_tokens(self, tile: Tile) -> int:
         """Number of tokens per box of 64 rows."""
