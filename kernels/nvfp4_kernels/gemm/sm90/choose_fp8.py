@@ -95,7 +95,7 @@ def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
     return (
         (tile.k_tiles == 1 or problem.k % (TILE_K * tile.k_tiles) == 0)
         and tile.split_k <= across // tile.k_tiles
-        and tile.depth(output.shared_bytes(tile)) >= 2
+        and tile.depth(output.shared_bytes(tile)) >= tile.least_stages
     )
 
 

@@ -143,6 +143,7 @@ class WeightOnlyGemm:
     ) -> None:
         """Set up barriers, then run one role per warpgroup."""
         tile, output, stages = self.tile, self.output, self.stages
+        assert stages >= tile.least_stages, "a ring that would never be released"
         ring = self._ring()
         scratch = self._scratch()
         loader = TmaLoader(tile, stages)

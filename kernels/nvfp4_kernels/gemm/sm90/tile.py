@@ -159,6 +159,11 @@ class Tile:
         return not self.fp8 and (self.tokens <= FEW_TOKENS or self.slices > 1)
 
     @property
+    def least_stages(self) -> int:
+        """Least depth of the ring: a slice with ``wgmma`` holds a stage while it awaits the next."""
+        return 2 if self.uses_mma_sync else 2 * self.slices
+
+    @property
     def streams_weights(self) -> bool:
         """Whether few other CTAs read the same weights, so that L2 need not keep them."""
         return self.tokens <= SLICED_TOKENS
