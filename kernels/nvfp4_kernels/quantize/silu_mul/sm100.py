@@ -96,7 +96,7 @@ def silu_mul_quantize(call: SiluMulQuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize``."""
     gate_up, pairs = call.gate_up, rows_of("gate_up", call.gate_up)
     rows = Rows(pairs.m, pairs.k // 2, pairs.batch, pairs.stride)
-    new = new_rows(gate_up, rows, call.global_scale, call.terms)
+    new = new_rows(gate_up, rows, call.output)
     if gate_up.numel():
         sms = device_facts(gate_up.device).sms
         tile = choose_config(rows.count, rows.k, gate_up.element_size(), new.per_token, sms)
