@@ -31,11 +31,11 @@ def quantize(x: Tensor, output: Nvfp4Output | Fp8Output) -> Tensor | tuple[Tenso
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16. On a GPU the last
-            stride is 1, and rows are evenly spaced and 32-byte aligned; on sm_100 K is at most
-            40960 (float32: 24576) with a scale per row.
+            stride is 1, and rows are evenly spaced and 32-byte aligned (sm_90: 16-byte aligned).
+            With a scale per row K is at most 40960 on sm_100, 49152 on sm_90 (float32: 24576).
         output: NVFP4 (CPU, sm_100): ``Static`` with one calibrated global scale (ModelOpt's
             ``input_scale``, ``max|x| / 2688`` over the calibration text), or ``PerToken``: a global
-            scale per row, ``max|row| / 2688``. E4M3 (CPU): ``StaticFp8`` with one calibrated
+            scale per row, ``max|row| / 2688``. E4M3 (CPU, sm_90): ``StaticFp8`` with one calibrated
             scale, ``max|x| / 448``, or ``PerTokenFp8``: a scale per row, ``max|row| / 448``.
 
     Returns:

@@ -8,6 +8,7 @@ from nvfp4_kernels.quantize.rms_norm.arguments import FORMS, Form
 
 _MODULE = "nvfp4_kernels.quantize.rms_norm"
 _REFERENCE = ("reference", f"{_MODULE}.reference:rms_norm_quantize")
+_SM90 = ("RmsNormQuantizeFp8Sm90", f"{_MODULE}.sm90:rms_norm_quantize")
 _SM100 = f"{_MODULE}.sm100:rms_norm_quantize"
 
 
@@ -16,11 +17,13 @@ def _table(form: Form) -> KernelTable:
         form.name,
         {
             ("cpu", "w4a4", "w4a8"): _REFERENCE,
+            ("sm_90", "w4a8"): _SM90,
             ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", _SM100),
         },
         {
             # torch adds up each row by itself.
             ("cpu", "w4a4", "w4a8"): _REFERENCE,
+            ("sm_90", "w4a8"): _SM90,  # the layout of a row depends on K alone
             ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", f"{_SM100}_batch_invariant"),
         },
     )

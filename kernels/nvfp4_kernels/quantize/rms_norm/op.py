@@ -41,11 +41,15 @@ def rms_norm_quantize(
     The arithmetic is float32, with the roundings of vLLM's ``RMSNorm``: the normalised value is
     rounded to the weight's dtype, the product with the weight to ``x``'s dtype. The result is
     bit-identical to ``quantize`` of that product. On sm_100 the summation order of the mean depends
-    on shapes and the number of SMs alone.
+    on shapes and the number of SMs alone; on sm_90 on K alone, as in ``add_rms_norm``.
+
+    On sm_90 ``weight`` may be read while preceding kernels that allow programmatic dependent launch
+    still run: these kernels must not write ``weight``.
 
     Args:
-        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on sm_100 at most
-            24576. On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned.
+        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on a GPU at most 24576.
+            On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned (sm_90:
+            16-byte aligned).
         weight: ``(K,)`` of ``x``'s dtype or float32, contiguous.
         eps: number added to the mean square, 0 or more.
         output: as for ``quantize``.

@@ -11,6 +11,7 @@ def _table(op: str) -> KernelTable:
         op,
         {
             ("cpu", "w4a4", "w4a8"): ("reference", f"{_MODULE}.reference:{_OP}"),
+            ("sm_90", "w4a8"): ("SiluMulQuantizeFp8Sm90", f"{_MODULE}.sm90:{_OP}"),
             ("sm_100", "w4a4"): ("SiluMulQuantizeSm100", f"{_MODULE}.sm100:{_OP}"),
         },
     )

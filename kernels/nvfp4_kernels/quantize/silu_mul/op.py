@@ -37,8 +37,9 @@ def silu_mul_quantize(
 
     Args:
         gate_up: bfloat16, float16 or float32 ``(..., M, 2·I)``, gate before up, I a multiple of 16.
-            On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned; on sm_100
-            I is at most 40960 (float32: 24576) for ``PerToken``.
+            On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned (sm_90:
+            16-byte aligned). With a scale per row I is at most 40960 on sm_100, 49152 on sm_90
+            (float32: 24576).
         output: as for ``quantize``.
 
     Returns:
