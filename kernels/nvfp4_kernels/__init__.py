@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from nvfp4_kernels.dispatch import NoKernelError as NoKernelError
     from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor as Nvfp4Tensor
     from nvfp4_kernels.formats.output import PerToken as PerToken
+    from nvfp4_kernels.formats.output import PerTokenFp8 as PerTokenFp8
     from nvfp4_kernels.formats.output import Static as Static
+    from nvfp4_kernels.formats.output import StaticFp8 as StaticFp8
     from nvfp4_kernels.gemm import *
     from nvfp4_kernels.indexer import *
     from nvfp4_kernels.moe import *
@@ -70,7 +72,7 @@ _NAMES = {
     "checks": ("InvalidArgument",),
     "dispatch": ("NoKernelError",),
     "formats.nvfp4": ("Nvfp4Tensor",),
-    "formats.output": ("PerToken", "Static"),
+    "formats.output": ("PerToken", "PerTokenFp8", "Static", "StaticFp8"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

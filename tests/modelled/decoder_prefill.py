@@ -132,6 +132,7 @@ class Prefill:
     def _rows(self, name: str, width: int) -> float:
         import torch
 
+        from nvfp4_kernels.formats.output import Static
         from nvfp4_kernels.quantize.call import QuantizeCall, RmsNormQuantizeCall
         from nvfp4_kernels.quantize.rms_norm.sm100 import rms_norm_quantize
         from nvfp4_kernels.quantize.sm100 import quantize
@@ -139,11 +140,11 @@ class Prefill:
         one = torch.tensor(1.0)
         x = self._zeros(width)
         operands = [operand("x", x, x.nbytes)]
-        run: Callable[[], object] = partial(quantize, QuantizeCall(x, one))
+        run: Callable[[], object] = partial(quantize, QuantizeCall(x, Static(one)))
         if name == "add_rms_norm_quantize":
             weight = aligned(torch.ones(width, dtype=torch.bfloat16))
             residual = self._zeros(width)
-            call = RmsNormQuantizeCall(x, residual, weight, EPS, one)
+            call = RmsNormQuantizeCall(x, residual, weight, EPS, Static(one))
             run = partial(rms_norm_quantize, call)
             operands.append(operand("residual", residual, residual.nbytes))
             operands.append(operand("weight", weight, weight.nbytes))

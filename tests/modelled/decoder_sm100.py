@@ -151,13 +151,14 @@ class DecoderSm100:
     def _norm(self, step: Step) -> Traced:
         import torch
 
+        from nvfp4_kernels.formats.output import Static
         from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
         from nvfp4_kernels.quantize.rms_norm.sm100 import rms_norm_quantize
 
         hidden = self.model.hidden
         x, residual = (self._zeros(self.tokens, hidden) for _ in range(2))
         weight = aligned(torch.ones(hidden, dtype=torch.bfloat16))
-        call = RmsNormQuantizeCall(x, residual, weight, EPS, torch.tensor(1.0))
+        call = RmsNormQuantizeCall(x, residual, weight, EPS, Static(torch.tensor(1.0)))
         run = partial(rms_norm_quantize, call)
         nbytes = float(self.tokens * hidden * ELEMENT)
         operands = [operand(step.reads, x, nbytes), operand("residual", residual, nbytes)]
@@ -168,11 +169,12 @@ class DecoderSm100:
     def _quantize(self, step: Step) -> Traced:
         import torch
 
+        from nvfp4_kernels.formats.output import Static
         from nvfp4_kernels.quantize.call import QuantizeCall
         from nvfp4_kernels.quantize.sm100 import quantize
 
         x = self._zeros(self.tokens, self._width(step))
-        run = partial(quantize, QuantizeCall(x, torch.tensor(1.0)))
+        run = partial(quantize, QuantizeCall(x, Static(torch.tensor(1.0))))
         return self._rows(run, [operand(step.reads, x, x.nbytes)])
 
     def _rotary_store(self, step: Step) -> Traced:

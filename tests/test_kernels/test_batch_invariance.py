@@ -101,7 +101,7 @@ def test_sums_of_rows(k: int) -> None:
     kernel = table.select(CPU, "w4a4", batch_invariant=True).load()
 
     def norm(x: Tensor) -> Tensor:
-        codes: Tensor = kernel(RmsNormQuantizeCall(x, None, torch.ones(k), 1e-6, None))[0]
+        codes: Tensor = kernel(RmsNormQuantizeCall(x, None, torch.ones(k), 1e-6, PerToken()))[0]
         return codes
 
     sums, logs, normed = x.square().mean(-1), x.log_softmax(-1), norm(x)

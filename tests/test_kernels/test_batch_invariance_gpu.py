@@ -99,7 +99,7 @@ def test_norm(op_device: torch.device) -> None:
 
     def run(x: Tensor) -> Tensor:
         beside = residual.expand(len(x), -1).contiguous().to(op_device)
-        call = RmsNormQuantizeCall(x.to(op_device), beside, gain, 1e-6, None)
+        call = RmsNormQuantizeCall(x.to(op_device), beside, gain, 1e-6, PerToken())
         data, _, row_scale, _ = kernel(call)
         return torch.cat([data.cpu(), row_scale.cpu().unsqueeze(-1).view(torch.uint8)], -1)
 

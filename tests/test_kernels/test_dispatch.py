@@ -23,8 +23,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
     [
         (GEMM, ["w4a4", "w4a16"]),
         (SILU_MUL_GEMM, ["w4a4", "w4a16"]),
-        (QUANTIZE, ["w4a4"]),
-        (PER_TOKEN_KERNELS, ["w4a4"]),
+        (QUANTIZE, ["w4a4", "w4a8"]),
+        (PER_TOKEN_KERNELS, ["w4a4", "w4a8"]),
     ],
     ids=lambda value: value.op if isinstance(value, KernelTable) else None,
 )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import row_global_scales
+from nvfp4_kernels.formats.output import PerToken
 from nvfp4_kernels.formats.terms import decode_terms
 from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.reference import add_rms_norm, rms_norm
@@ -29,12 +30,12 @@ def pairs(x: Tensor) -> Tensor:
 
 
 def normed(x: Tensor, residual: Tensor | None, terms: int) -> tuple[Tensor, ...]:
-    return norms.rms_norm_quantize(RmsNormQuantizeCall(x, residual, WEIGHT, EPS, None, terms))
+    return norms.rms_norm_quantize(RmsNormQuantizeCall(x, residual, WEIGHT, EPS, PerToken(terms)))
 
 
 OPS: dict[str, Op] = {
     "quantize": (
-        lambda x, terms: quantizing.quantize(QuantizeCall(x, None, terms)),
+        lambda x, terms: quantizing.quantize(QuantizeCall(x, PerToken(terms))),
         lambda x: x,
     ),
     "norm": (
@@ -46,7 +47,9 @@ OPS: dict[str, Op] = {
         lambda x: add_rms_norm(AddRmsNormCall(x, x, WEIGHT, EPS))[0],
     ),
     "activation": (
-        lambda x, terms: activations.silu_mul_quantize(SiluMulQuantizeCall(pairs(x), None, terms)),
+        lambda x, terms: activations.silu_mul_quantize(
+            SiluMulQuantizeCall(pairs(x), PerToken(terms))
+        ),
         lambda x: activations.silu_mul(pairs(x)),
     ),
 }
@@ -79,7 +82,7 @@ def test_a_row_of_any_magnitude_is_scaled_or_below_float32_s_normal_numbers(expo
     """Global scales from 2^-118 down lose values below 2^-126, the end of tensor cores' range."""
     torch.manual_seed(0)
     x = (torch.rand(3, K) + 0.5).mul(2.0**exponent).bfloat16()
-    data, scales, row_scale = quantizing.quantize(QuantizeCall(x, None))
+    data, scales, row_scale = quantizing.quantize(QuantizeCall(x, PerToken()))
     assert torch.equal(row_scale, row_global_scales(x))
     value = decode_terms(data, scales, 1).double() * row_scale.double().unsqueeze(-1)
     bound = rounding(x.double(), row_scale)

@@ -14,6 +14,7 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.dispatch import KernelTable
 from nvfp4_kernels.formats.nvfp4 import blocked_shape
+from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.gemm import reference as gemm
 from nvfp4_kernels.gemm.silu_mul import reference as silu_mul_gemm
 from nvfp4_kernels.quantize import reference as quantize
@@ -199,7 +200,7 @@ def test_opcheck(activation: str, terms: int, dims: tuple[int, ...]) -> None:
             torch.ops.nvfp4_tc.silu_mul_linear_quantized.default, (x, None, None, *given, SCALE, 2)
         )
     if activation == "static":
-        of_before = (*quantize.quantize(QuantizeCall(x.view(-1, K), SCALE, terms)), None)
+        of_before = (*quantize.quantize(QuantizeCall(x.view(-1, K), Static(SCALE, terms))), None)
         check_op(torch.ops.nvfp4_tc.silu_mul_linear.default, (*of_before, *given, x.dtype))
         check_op(
             torch.ops.nvfp4_tc.silu_mul_linear_quantized.default, (*of_before, *given, SCALE, 1)

@@ -4,9 +4,10 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
+from nvfp4_kernels.device.row_vectors.tile import VECTOR
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.norm.kernels import DTYPES, KERNELS
-from nvfp4_kernels.norm.tile import MAX_K, VECTOR
+from nvfp4_kernels.norm.tile import MAX_K
 from vllm_fp4_plugin.device import current_device
 
 OP = "fused_add_rms_norm"

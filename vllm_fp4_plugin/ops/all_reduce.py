@@ -13,6 +13,7 @@ from vllm.distributed import tensor_model_parallel_all_reduce
 
 from nvfp4_kernels.device.rowwise.operands import new_operand
 from nvfp4_kernels.dispatch import load_target
+from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
 from nvfp4_kernels.runtime.launch_cache import Prepared
 from vllm_fp4_plugin.ops import flashinfer_all_reduce
@@ -78,13 +79,17 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
     )  # fmt: skip
 
 
-def _normalise(total: Tensor, residual: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _normalise(
+    total: Tensor, residual: Tensor, weight: Tensor, eps: float, *given: Any
+) -> tuple[Tensor, Tensor]:
     """Add the residual, normalise and quantise.
 
-    ``given``: further fields of ``RmsNormQuantizeCall``, then the kernel's target.
+    ``given``: global scale and terms of the result, memory of the new residual, the kernel's
+    target.
     """
-    *rest, kernel = given
-    call = RmsNormQuantizeCall(readable(total), readable(residual), *rest)
+    global_scale, terms, out, kernel = given
+    output = Static(global_scale, terms)
+    call = RmsNormQuantizeCall(readable(total), readable(residual), weight, eps, output, out)
     data, scales, _ = load_target(kernel)(call)
     return data, scales
 

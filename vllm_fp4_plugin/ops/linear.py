@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.dispatch import load_target
-from nvfp4_kernels.formats.output import Static
+from nvfp4_kernels.formats.output import PerToken, Static
 from nvfp4_kernels.gemm.arguments import quantized_result
 from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
 from nvfp4_kernels.quantize.call import QuantizeCall
@@ -102,8 +102,9 @@ def _operand(call: LinearCall | SiluMulLinearCall) -> tuple[Tensor, Tensor | Non
     flat = readable(x.reshape(-1, x.shape[-1]))
     if call.quantizer is None:
         return flat, None, None
-    packed = QuantizeCall(flat, call.input_scale, call.terms)
-    data, scales, *row_scales = load_target(call.quantizer)(packed)
+    scale, terms = call.input_scale, call.terms
+    output = PerToken(terms) if scale is None else Static(scale, terms)
+    data, scales, *row_scales = load_target(call.quantizer)(QuantizeCall(flat, output))
     return data, scales, row_scales[0] if row_scales else None
 
 

@@ -12,14 +12,14 @@ from vllm_fp4_plugin.ops.define import define, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
-Op = Callable[..., tuple[Tensor, ...]]
+Op = Callable[..., Any]
 
 
 def norm_op(kernel: str) -> Op:
     """Look up the op that calls a kernel of ``rms_norm_quantize`` or ``add_rms_norm_quantize``.
 
     Args:
-        kernel: name of the kernel's op, see ``Form.name``.
+        kernel: name of the form of the kernel's op, see ``Form.name``.
 
     Returns:
         Op that takes the arguments of ``Form.parameters``, x and residual as ``(M, K)``, then the
@@ -29,16 +29,16 @@ def norm_op(kernel: str) -> Op:
 
 
 def _define(form: Form) -> Op:
-    def run(*given: Any) -> tuple[Tensor, ...]:
+    def run(*given: Any) -> Tensor | tuple[Tensor, ...]:
         *arguments, target = given
         call = form.call(*arguments)
         residual = None if call.residual is None else readable(call.residual)
         found: tuple[Tensor, ...] = load_target(target)(
             call._replace(x=readable(call.x), residual=residual)
         )
-        return found
+        return form.returned(found)
 
-    def fake(*given: Any) -> tuple[Tensor, ...]:
+    def fake(*given: Any) -> Tensor | tuple[Tensor, ...]:
         return form.fake(*given[:-1])
 
     op = define(_LIBRARY, form.name, f"{form.parameters}, str kernel", run, form.results)

@@ -38,6 +38,11 @@ def _byte(element: int) -> int:
     return 16 * (i % 8 // 2) + 4 * c + 2 * (i % 2) + i // 8
 
 
+def new_rows(x: Tensor, k: int) -> Tensor:
+    """Allocate E4M3 rows of ``k`` elements, as many as ``x`` ``(..., M, …)`` has."""
+    return x.new_empty((*x.shape[:-1], padded(k)), dtype=torch.float8_e4m3fn)
+
+
 def quantize_fp8(x: Tensor, scale: Tensor) -> Tensor:
     """Quantise activations to E4M3.
 
@@ -46,11 +51,13 @@ def quantize_fp8(x: Tensor, scale: Tensor) -> Tensor:
         scale: float32 ``()``, or one per row ``(..., M)``: the value of E4M3's 1.0.
 
     Returns:
-        float8_e4m3fn ``(..., M, ceil(K/64)·64)``, each element ``x · (1 / scale)``. NaN stays NaN.
+        float8_e4m3fn ``(..., M, ceil(K/64)·64)``, each element ``x · (1 / scale)``. NaN becomes
+        0x7F, whatever its sign.
     """
     inverse = scale.reciprocal()
     values = x.float() * (inverse if inverse.ndim == 0 else inverse.unsqueeze(-1))
-    return to_rows(values.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn))
+    values = torch.where(values.isnan(), torch.nan, values.clamp(-FP8_MAX, FP8_MAX))
+    return to_rows(values.to(torch.float8_e4m3fn))
 
 
 def token_scales(x: Tensor) -> Tensor:

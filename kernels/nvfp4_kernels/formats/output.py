@@ -48,6 +48,7 @@ class PerTokenFp8(NamedTuple):
 
 
 Nvfp4Output = Static | PerToken
+Fp8Output = StaticFp8 | PerTokenFp8
 # None: floating point, of the dtype that the op documents.
 Output = Static | PerToken | StaticFp8 | PerTokenFp8 | None
 

@@ -4,19 +4,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
-import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, Array, Float32, Int32, Int64, Vector
+from cutlass import Float32, Int32, Int64, Vector
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows, strides_of
 from nvfp4_kernels.device.arguments import example, without_unread
+from nvfp4_kernels.device.row_vectors.place import Place, find, load, squares, store
+from nvfp4_kernels.device.row_vectors.reduction import reduce_cta, total
+from nvfp4_kernels.device.row_vectors.tile import VECTOR, VectorTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.choose import choose_config
-from nvfp4_kernels.norm.tile import MAX_K, VECTOR, WARP, NormTile
+from nvfp4_kernels.norm.tile import MAX_K
 from nvfp4_kernels.runtime.compile import launch
 
 
@@ -58,7 +60,7 @@ class AddRmsNormSm90:
     """
 
     dtype: str
-    tile: NormTile
+    tile: VectorTile
 
     def signature(self) -> tuple[NormArguments]:
         """Example arguments of ``__call__``, for ``cute.compile``."""
@@ -74,74 +76,30 @@ class AddRmsNormSm90:
     @cute.kernel
     def kernel(self, arguments: NormArguments) -> None:
         """Load the weight before the wait for preceding kernels, then add and normalise."""
-        steps, dtype, k = range(self.tile.steps), TYPES[self.dtype], arguments.k
+        dtype, place = TYPES[self.dtype], find(self.tile, arguments.k, whole_rows=True)
         inputs = (arguments.x, arguments.residual)
         # At once: the next kernel loads its weights while the preceding kernel ends.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        row = Int64(cute.arch.block_idx()[0])
-        factors = [self._load(arguments.weight, Int64(0), step, k) for step in steps]
+        factors = [load(place, step, arguments.weight, Int64(0)) for step in place.steps]
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         pairs = [
-            [self._load(each.data, row * each.stride, step, k) for each in inputs] for step in steps
+            [load(place, step, each.data, place.row * each.stride) for each in inputs]
+            for step in place.steps
         ]
         sums = [own.to(Float32) + before.to(Float32) for own, before in pairs]
-        squares = Float32(0.0)
-        for step in steps:
-            self._store(arguments.residual_out, row, step, sums[step].to(dtype), k)
-            squares = squares + self._squares(sums[step], step, k)
-        mean = self._total(squares) / k.to(Float32)
+        summed = Float32(0.0)
+        for step in place.steps:
+            _store(place, step, arguments.residual_out, sums[step].to(dtype))
+            summed = summed + squares(place, step, sums[step])
+        mean = reduce_cta(self.tile.warps, summed, total) / arguments.k.to(Float32)
         inverse = 1.0 / cute.math.sqrt(mean + arguments.eps)
-        for step in steps:
+        for step in place.steps:
             normalised = (sums[step] * inverse).to(dtype) * factors[step]
-            self._store(arguments.out, row, step, normalised, k)
-
-    def _element(self, step: int) -> Int32:
-        """Index in the row of the first element of this thread's vector in ``step``."""
-        return (step * self.tile.threads + cute.arch.thread_idx()[0]) * VECTOR
-
-    def _load(self, source: cute.Pointer, start: Int64, step: int, k: Int32) -> Vector:
-        # Clamped past the row's end: a branch would keep loads from being issued together.
-        element = cutlass.min(self._element(step), k - VECTOR)
-        return Vector(Array(source, shape=(1,)).load(start + element, VECTOR, alignment=16))
-
-    @cute.jit
-    def _store(
-        self, target: RowMatrix, row: Int64, step: cutlass.Constexpr, values: Vector, k: Int32
-    ) -> None:
-        element = self._element(step)
-        if element < k:
-            start = row * target.stride + element
-            Array(target.data, shape=(1,)).store(values, start, alignment=16)
-
-    def _squares(self, values: Vector, step: int, k: Int32) -> Float32:
-        """Sum of squares of this thread's vector in ``step``; 0 past the row's end."""
-        squares = Float32(0.0)
-        for n in range(VECTOR):
-            squares = cute.math.fma(values[n], values[n], squares)
-        return cutlass.select_(self._element(step) < k, squares, Float32(0.0))
-
-    @cute.jit
-    def _total(self, value: Float32) -> Float32:
-        """Sum of ``value`` over the CTA's threads, bit-identical in each thread."""
-        partial = Array(Float32, self.tile.warps, space=AddressSpace.smem, alignment=16)
-        warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
-        value = _over_warp(value)
-        if lane == 0:
-            partial.store(value, warp)
-        ptx.barrier_cta_sync()
-        value = Float32(0.0)
-        if lane < self.tile.warps:
-            value = Float32(partial.load(lane))
-        return _over_warp(value)
+            _store(place, step, arguments.out, normalised)
 
 
-def _over_warp(value: Float32) -> Float32:
-    """Sum of ``value`` over the warp by butterfly shuffles: both partners form the same sum."""
-    distance = 1
-    while distance < WARP:
-        value = value + cute.arch.shuffle_sync_bfly(value, distance)
-        distance *= 2
-    return value
+def _store(place: Place, step: int, target: RowMatrix, values: Vector) -> None:
+    store(place, step, target.data, place.row * target.stride, values)
 
 
 def add_rms_norm(call: AddRmsNormCall) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Kernels of residual norms and rotary embeddings on sm_90, for any batch. Imports no CuTe."""
 
+from nvfp4_kernels.device.row_vectors.tile import VECTOR
 from nvfp4_kernels.norm.choose import choose_config as choose_norm
-from nvfp4_kernels.norm.tile import MAX_K, VECTOR
+from nvfp4_kernels.norm.tile import MAX_K
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.rotary.choose import MANY_TOKENS

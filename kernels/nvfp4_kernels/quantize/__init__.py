@@ -1,4 +1,4 @@
-"""Quantisation of activations to NVFP4 with blocked scales, also after SiLU-mul or RMSNorm."""
+"""Quantisation of activations to NVFP4 or E4M3, also after SiLU-mul or RMSNorm."""
 
 from nvfp4_kernels.quantize.op import quantize
 from nvfp4_kernels.quantize.rms_norm.op import add_rms_norm_quantize, rms_norm_quantize

@@ -1,12 +1,10 @@
-"""Arguments of each op that quantises rows, as one value for check, reference and launch.
-
-``global_scale`` is float32 ``()``, or None: each row has its own global scale, computed from the
-row. ``terms`` is the number of NVFP4 terms of the result.
-"""
+"""Arguments of each op that quantises rows, as one value for check, reference and launch."""
 
 from typing import NamedTuple
 
 from torch import Tensor
+
+from nvfp4_kernels.formats.output import Fp8Output, Nvfp4Output
 
 
 class QuantizeCall(NamedTuple):
@@ -14,13 +12,11 @@ class QuantizeCall(NamedTuple):
 
     Attributes:
         x: bfloat16, float16 or float32 ``(..., M, K)``.
-        global_scale: global scale of the result; None: one per row.
-        terms: number of NVFP4 terms of the result.
+        output: format of the result.
     """
 
     x: Tensor
-    global_scale: Tensor | None
-    terms: int = 1
+    output: Nvfp4Output | Fp8Output
 
 
 class SiluMulQuantizeCall(NamedTuple):
@@ -28,13 +24,11 @@ class SiluMulQuantizeCall(NamedTuple):
 
     Attributes:
         gate_up: bfloat16, float16 or float32 ``(..., M, 2·I)``, gate before up.
-        global_scale: global scale of the result; None: one per row.
-        terms: number of NVFP4 terms of the result.
+        output: format of the result.
     """
 
     gate_up: Tensor
-    global_scale: Tensor | None
-    terms: int = 1
+    output: Nvfp4Output | Fp8Output
 
 
 class RmsNormQuantizeCall(NamedTuple):
@@ -45,8 +39,7 @@ class RmsNormQuantizeCall(NamedTuple):
         residual: of ``x``'s dtype and shape, added to ``x``; None: no addition.
         weight: ``(K,)`` of ``x``'s dtype or float32.
         eps: number added to the mean square.
-        global_scale: global scale of the result; None: one per row.
-        terms: number of NVFP4 terms of the result.
+        output: format of the normalised result.
         out: memory for the new residual, contiguous, of ``x``'s dtype and shape; may be ``x`` or
             ``residual``. None: new memory.
     """
@@ -55,6 +48,5 @@ class RmsNormQuantizeCall(NamedTuple):
     residual: Tensor | None
     weight: Tensor
     eps: float
-    global_scale: Tensor | None
-    terms: int = 1
+    output: Nvfp4Output | Fp8Output
     out: Tensor | None = None

@@ -1,6 +1,8 @@
 """Choice of the layout of threads over rows for ``quantize``. Imports no CuTe."""
 
+from nvfp4_kernels.device.row_vectors import tile as vectors
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile, choose_row_parts, choose_whole_rows
+from nvfp4_kernels.sm90.limits import SMS as SMS_SM90
 from nvfp4_kernels.sm100.limits import SMS
 
 
@@ -8,3 +10,12 @@ def choose_config(m: int, k: int, element_size: int, per_token: bool, sms: int =
     """Choose the layout for ``m`` rows, of all matrices, of ``k`` elements each. Pure function."""
     words = BLOCK * element_size // 4
     return choose_whole_rows(m, k, words, sms) if per_token else choose_row_parts(m, k, words, sms)
+
+
+def choose_fp8_config(
+    m: int, k: int, element_size: int, per_token: bool, sms: int = SMS_SM90
+) -> vectors.VectorTile:
+    """Choose the layout of the kernel that writes E4M3. Pure function."""
+    words = vectors.VECTOR * element_size // 4
+    choose = vectors.choose_whole_rows if per_token else vectors.choose_row_parts
+    return choose(m, k, words, sms)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from nvfp4_kernels.device.rowwise.operands import Rows, new_operand, new_row_scale
 from nvfp4_kernels.device.rowwise.output import QuantizedRows
+from nvfp4_kernels.formats.output import Fp8Output, Nvfp4Output, PerToken, Static
 from nvfp4_kernels.formats.terms import TermLayout
 
 
@@ -25,10 +26,11 @@ class NewRows(NamedTuple):
     per_token: bool
 
 
-def new_rows(x: Tensor, rows: Rows, global_scale: Tensor | None, terms: int) -> NewRows:
+def new_rows(x: Tensor, rows: Rows, output: Nvfp4Output | Fp8Output) -> NewRows:
     """Allocate the result for ``rows``, the layout of ``x`` or of rows computed from ``x``."""
-    data, scales = new_operand(x, rows.k, terms)
-    layout, per_token = TermLayout.of(terms, rows.m), global_scale is None
-    scale = new_row_scale(x) if global_scale is None else global_scale
+    assert isinstance(output, Static | PerToken), "sm_100 has no kernel that writes E4M3"
+    data, scales = new_operand(x, rows.k, output.terms)
+    layout, per_token = TermLayout.of(output.terms, rows.m), isinstance(output, PerToken)
+    scale = output.global_scale if isinstance(output, Static) else new_row_scale(x)
     out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
     return NewRows((data, scales, scale)[: 2 + per_token], out, layout, per_token)

@@ -67,7 +67,7 @@ class QuantizeSm100(RowKernel):
 def quantize(call: QuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.op.quantize``."""
     x, rows = call.x, rows_of("x", call.x)
-    new = new_rows(x, rows, call.global_scale, call.terms)
+    new = new_rows(x, rows, call.output)
     if x.numel():
         sms = device_facts(x.device).sms
         tile = choose_config(rows.count, rows.k, x.element_size(), new.per_token, sms)

@@ -151,7 +151,9 @@ def _compare_quantized(operands: tuple[Any, ...], rows: Tensor | None) -> Figure
     full = silu_mul_gemm(*operands, row_scale=rows, out_dtype=torch.float32)
     scale = (full.abs().amax() / 2688).float()
     data, scales = silu_mul_gemm(*operands, row_scale=rows, output=Static(scale))
-    expected_data, expected_scales = quantize_reference(QuantizeCall(full.cpu(), scale.cpu()))
+    expected_data, expected_scales = quantize_reference(
+        QuantizeCall(full.cpu(), Static(scale.cpu()))
+    )
     compare_exact(scales.cpu().view(torch.uint8), expected_scales.view(torch.uint8))
     return compare_exact(data.cpu(), expected_data)
 

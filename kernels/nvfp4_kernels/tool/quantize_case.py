@@ -63,10 +63,11 @@ class QuantizeCase:
     def run(self, machine: Machine) -> Figures:
         arguments = self.arguments()
         moved = [a.to(machine.device) if isinstance(a, Tensor) else a for a in arguments]
-        scale = None if self.per_token else torch.tensor(SCALE)
-        output = PerToken() if scale is None else Static(scale.to(machine.device))
+        scale = torch.tensor(SCALE)
+        output = PerToken() if self.per_token else Static(scale.to(machine.device))
         actual = [t.cpu() for t in getattr(nvfp4_kernels, self.op)(*moved, output)]
-        expected = _REFERENCES[self.op](*arguments, scale)
+        on_cpu = PerToken() if self.per_token else Static(scale)
+        expected = _REFERENCES[self.op](*arguments, on_cpu)
         if self.op == "quantize":
             for got, wanted in zip(actual, expected, strict=True):
                 compare_exact(_bits(got), _bits(wanted))

@@ -65,7 +65,7 @@ def operand(rows: Tensor) -> tuple[Tensor, Tensor]:
     """NVFP4 operand of rows, quantised by the reference."""
     from nvfp4_kernels.quantize import reference
 
-    return reference.quantize(QuantizeCall(rows, scalar()))
+    return reference.quantize(QuantizeCall(rows, Static(scalar())))
 
 
 def cache_pages() -> Tensor:

@@ -141,7 +141,7 @@ def results(on: TileCase) -> Callable[[], None]:
         del args["out_dtype"]
         scale = full.abs().amax() / 2688
         found = silu_mul_gemm(**args, output=Static(scale, 3))
-        expected = reference.quantize(QuantizeCall(full, scale, 3))
+        expected = reference.quantize(QuantizeCall(full, Static(scale, 3)))
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 

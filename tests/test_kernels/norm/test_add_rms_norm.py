@@ -8,11 +8,12 @@ from torch import Tensor
 from vllm import ir
 
 from nvfp4_kernels import InvalidArgument, NoKernelError, add_rms_norm
+from nvfp4_kernels.device.row_vectors.tile import VectorTile
 from nvfp4_kernels.norm import op as norm_op
 from nvfp4_kernels.norm import reference
 from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.choose import choose_config
-from nvfp4_kernels.norm.tile import MAX_K, NormTile
+from nvfp4_kernels.norm.tile import MAX_K
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.bits import check_equal
@@ -181,7 +182,7 @@ def test_a_tile_too_small_is_noticed(
     """A kernel that leaves elements out fails the exact tests."""
     from nvfp4_kernels.norm import sm90
 
-    monkeypatch.setattr(sm90, "choose_config", lambda k: NormTile(32, 1))
+    monkeypatch.setattr(sm90, "choose_config", lambda k: VectorTile(32, 1))
     given = Case(2, 512).integers()
     with pytest.raises(AssertionError):
         check_equal(run(given, op_device), reference.add_rms_norm(AddRmsNormCall(*given, EPS)))

@@ -236,7 +236,10 @@ def test_refused_terms(
 )
 @pytest.mark.parametrize("op", OPS, ids=OP_NAMES)
 def test_refused_output(op: Callable[..., object], output: object, came: str) -> None:
-    accepted = r"must be Static\(global_scale, terms\) or PerToken\(terms\)"
+    accepted = (
+        r"must be Static\(global_scale, terms\), PerToken\(terms\), StaticFp8\(scale\) or "
+        r"PerTokenFp8\(\)"
+    )
     with pytest.raises(InvalidArgument, match=f"^output: is {came}, {accepted}$"):
         op(ROWS, output=output)
 
@@ -248,7 +251,7 @@ def test_devices() -> None:
         quantize_op._quantize._init_fn(x, scale.to("meta"), 1)
     there_is = (
         r"no w4a4 kernel for meta \(meta\); there is nvfp4_quantize/reference \(cpu\), "
-        r"nvfp4_quantize/QuantizeSm100 \(sm_100\); run on"
+        r"nvfp4_quantize_w4a8/reference \(cpu\), nvfp4_quantize/QuantizeSm100 \(sm_100\); run on"
     )
     with pytest.raises(NoKernelError, match=there_is):
         quantize_op._quantize._init_fn(x.to("meta"), scale.to("meta"), 1)

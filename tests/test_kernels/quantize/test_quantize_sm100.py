@@ -31,12 +31,13 @@ pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
 
 def check(x: Tensor, global_scale: Tensor, device: torch.device, terms: int = 1) -> None:
     found = quantize(x.to(device), Static(global_scale.to(device), terms))
-    check_equal(found, reference.quantize(QuantizeCall(x, global_scale, terms)))
+    check_equal(found, reference.quantize(QuantizeCall(x, Static(global_scale, terms))))
 
 
 def check_per_token(x: Tensor, device: torch.device, terms: int = 1) -> None:
     check_equal(
-        quantize(x.to(device), PerToken(terms)), reference.quantize(QuantizeCall(x, None, terms))
+        quantize(x.to(device), PerToken(terms)),
+        reference.quantize(QuantizeCall(x, PerToken(terms))),
     )
 
 
@@ -130,7 +131,7 @@ def test_not_finite_rows(bad: float, op_device: torch.device) -> None:
     x = torch.randn(40, 64, dtype=BF16)
     x[3, 20] = bad
     found = [t.cpu() for t in quantize(x.to(op_device), PerToken())]
-    expected = reference.quantize(QuantizeCall(x, None))
+    expected = reference.quantize(QuantizeCall(x, PerToken()))
     torch.testing.assert_close(found[2], expected[2], rtol=0, atol=0, equal_nan=True)
     assert not found[2][3].isfinite() or bool(found[1].float().isnan().any())
     scales = [s.float() for s in (found[1], expected[1])]
@@ -144,10 +145,11 @@ def test_spaced_rows(op_device: torch.device) -> None:
     wide = torch.randn(2, 33, 256).to(BF16)
     x = wide.to(op_device)[..., 64:160]
     expected = wide[..., 64:160]
-    check_equal(quantize(x, PerToken()), reference.quantize(QuantizeCall(expected, None)))
+    check_equal(quantize(x, PerToken()), reference.quantize(QuantizeCall(expected, PerToken())))
     one = torch.tensor(0.01)
     check_equal(
-        quantize(x, Static(one.to(op_device))), reference.quantize(QuantizeCall(expected, one))
+        quantize(x, Static(one.to(op_device))),
+        reference.quantize(QuantizeCall(expected, Static(one))),
     )
 
 
@@ -156,8 +158,8 @@ def test_dependent_launches(op_device: torch.device) -> None:
     x = torch.randn(32, 64)
     row_scale = quantize(x.to(op_device), PerToken())[2]
     found = quantize(row_scale.view(2, 16), PerToken())
-    expected = reference.quantize(QuantizeCall(x, None))[2].view(2, 16)
-    check_equal(found, reference.quantize(QuantizeCall(expected, None)))
+    expected = reference.quantize(QuantizeCall(x, PerToken()))[2].view(2, 16)
+    check_equal(found, reference.quantize(QuantizeCall(expected, PerToken())))
 
 
 def test_arithmetic_is_ieee() -> None:

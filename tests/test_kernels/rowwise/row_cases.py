@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.device.row_vectors.tile import VectorTile
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from tests.emulator import STANDARD
 
@@ -69,3 +70,19 @@ def use_tile(patch: pytest.MonkeyPatch, room: str, tile: RowTile) -> None:
     """Make the sm_100 kernels of package ``room`` use ``tile`` for any problem."""
     module = import_module(f"nvfp4_kernels.{room}.sm100")
     patch.setattr(module, "choose_config", lambda *_: tile)
+
+
+# The same for kernels of sm_90, whose CTA has one row or a part of one.
+VECTOR_TILES = {
+    "a warp": VectorTile(32, 1),
+    "3 warps": VectorTile(96, 2),
+    "4 steps": VectorTile(64, 4),
+}
+EVERY_VECTOR_TILE = pytest.mark.parametrize("tile", VECTOR_TILES.values(), ids=VECTOR_TILES)
+
+
+def use_vector_tile(patch: pytest.MonkeyPatch, name: str, tile: VectorTile) -> None:
+    """Make the kernels of module ``name``, of sm_90, use ``tile`` for any problem."""
+    module = import_module(f"nvfp4_kernels.{name}")
+    chooser = "choose_config" if hasattr(module, "choose_config") else "choose_fp8_config"
+    patch.setattr(module, chooser, lambda *_: tile)

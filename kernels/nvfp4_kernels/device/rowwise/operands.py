@@ -9,7 +9,7 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.formats.terms import data_shape, scales_shape
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-ALIGNMENT = 32  # bytes a thread loads at once
+ALIGNMENT = 32  # bytes a thread loads at once on sm_100
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def check_rows(name: str, x: Tensor) -> None:
         raise InvalidArgument(f"{name}: K is 0, must be positive; leave empty layers out")
 
 
-def rows_of(name: str, x: Tensor) -> Rows:
+def rows_of(name: str, x: Tensor, alignment: int = ALIGNMENT) -> Rows:
     """Layout of the rows of ``x`` ``(..., M, K)``.
 
     Raises:
         InvalidArgument: the last dimension is not contiguous, the rows are not evenly spaced, or a
-            row is not 32-byte aligned.
+            row is not aligned to ``alignment`` bytes.
     """
     *batch, m, k = x.shape
     stride, expected = k, None
@@ -63,29 +63,29 @@ def rows_of(name: str, x: Tensor) -> Rows:
             f"{name}: strides are {x.stride()} for shape {tuple(x.shape)}, must keep the elements "
             "of a row side by side and all rows evenly spaced; call contiguous() on it"
         )
-    check_aligned(name, x)
-    if stride * x.element_size() % ALIGNMENT:
+    check_aligned(name, x, alignment)
+    if stride * x.element_size() % alignment:
         raise InvalidArgument(
             f"{name}: its rows lie {stride * x.element_size()} bytes apart, must be a multiple of "
-            f"{ALIGNMENT}; call contiguous() on it"
+            f"{alignment}; call contiguous() on it"
         )
     return Rows(m, k, torch.Size(batch).numel(), stride)
 
 
-def check_vector(name: str, x: Tensor) -> None:
-    """Raise unless the 1-D ``x`` can be read ``ALIGNMENT`` bytes at a time."""
+def check_vector(name: str, x: Tensor, alignment: int = ALIGNMENT) -> None:
+    """Raise unless the 1-D ``x`` can be read ``alignment`` bytes at a time."""
     if not x.is_contiguous():
         raise InvalidArgument(
             f"{name}: stride is {x.stride(0)}, must be 1; call contiguous() on it"
         )
-    check_aligned(name, x)
+    check_aligned(name, x, alignment)
 
 
-def check_aligned(name: str, x: Tensor) -> None:
-    """Raise unless ``x`` starts on a multiple of ``ALIGNMENT`` bytes."""
-    if x.data_ptr() % ALIGNMENT:
+def check_aligned(name: str, x: Tensor, alignment: int = ALIGNMENT) -> None:
+    """Raise unless ``x`` starts on a multiple of ``alignment`` bytes."""
+    if x.data_ptr() % alignment:
         raise InvalidArgument(
-            f"{name}: starts {x.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}, must "
+            f"{name}: starts {x.data_ptr() % alignment} bytes past a multiple of {alignment}, must "
             f"start on one; call clone() on it"
         )
 

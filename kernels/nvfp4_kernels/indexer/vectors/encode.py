@@ -6,8 +6,8 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint8, Uint32, Vector
-from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.device.narrow import to_e4m3
 from nvfp4_kernels.device.nvfp4_block import GlobalScale, amax, block_scale, to_e2m1
 from nvfp4_kernels.indexer.vectors.layout import VectorLayout
 
@@ -88,7 +88,7 @@ class Encoder:
         inverse = ((2 * EXPONENT_BIAS - power) << MANTISSA_BITS).bitcast(Float32)
         inverse = Float32(cutlass.select_(finite, inverse, 1.0 / largest))
         scaled = values * inverse
-        words = [_to_e4m3([scaled[first + n] for n in range(4)]) for first in range(0, 16, 4)]
+        words = [to_e4m3([scaled[first + n] for n in range(4)]) for first in range(0, 16, 4)]
         data = Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
         return Encoded(data, Vector.from_elements((stored,), Uint32).bitcast(Uint8))
 
@@ -114,16 +114,6 @@ def _lanes_amax(value: Float32, lanes: int) -> Float32:
         value = cute.arch.fmax(value, other, nan=True)
         distance *= 2
     return value
-
-
-def _to_e4m3(values: list[Float32]) -> Uint32:
-    """Convert four elements to E4M3, rounding to nearest even; the first is in the lowest byte."""
-    return ptx.inline_ptx(
-        "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
-        "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }",
-        write_only_types=[Uint32],
-        read_only_args=values,
-    )
 
 
 def _e2m1_code(value: Float32) -> Uint32:

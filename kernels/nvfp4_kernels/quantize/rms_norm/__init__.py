@@ -1,1 +1,1 @@
-"""RMSNorm, with or without residual addition, to NVFP4 with blocked scales."""
+"""RMSNorm, with or without residual addition, to NVFP4 with blocked scales or to E4M3."""

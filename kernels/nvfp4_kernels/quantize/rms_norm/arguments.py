@@ -1,20 +1,24 @@
 """Variants (forms) of the norms that quantise, and the check of arguments."""
 
 import math
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_blocks_of_16, check_dtype, check_shape
-from nvfp4_kernels.device.rowwise.operands import (
-    FLOAT_DTYPES,
-    check_rows,
-    new_operand,
-    new_row_scale,
+from nvfp4_kernels.device.rowwise.operands import FLOAT_DTYPES, check_rows
+from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.formats.output import (
+    Fp8Output,
+    Nvfp4Output,
+    PerToken,
+    PerTokenFp8,
+    Static,
+    StaticFp8,
 )
-from nvfp4_kernels.formats.output import PerToken, Static
-from nvfp4_kernels.quantize.arguments import check_output
+from nvfp4_kernels.quantize.arguments import check_output, new_result
 from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
 
 
@@ -23,53 +27,72 @@ class Form(NamedTuple):
 
     Attributes:
         adds: whether a residual is added.
-        per_token: whether each row has its own global scale.
+        per_token: whether each row has its own scale.
+        fp8: whether the result is E4M3, rather than NVFP4.
     """
 
     adds: bool
     per_token: bool
+    fp8: bool = False
 
     @property
     def name(self) -> str:
         """Name of the op."""
-        return f"{'add_' * self.adds}rms_norm_quantize{'_per_token' * self.per_token}"
+        suffix = "_fp8" * self.fp8 + "_per_token" * self.per_token
+        return f"{'add_' * self.adds}rms_norm_quantize{suffix}"
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the form's kernels in their table."""
+        return "w4a8" if self.fp8 else "w4a4"
 
     @property
     def parameters(self) -> str:
         """Schema of the parameters."""
-        residual, scale = "Tensor residual, " * self.adds, "Tensor global_scale, "
-        scale *= not self.per_token
-        return f"Tensor x, {residual}Tensor weight, float eps, {scale}int terms"
+        given = ["Tensor x", "Tensor residual", "Tensor weight", "float eps"]
+        if not self.adds:
+            given.remove("Tensor residual")
+        if not self.per_token:
+            given.append("Tensor scale" if self.fp8 else "Tensor global_scale")
+        return ", ".join([*given, "int terms"] if not self.fp8 else given)
 
     @property
     def results(self) -> str:
-        """Schema of the results: data, scales, row scales if per token, residual if ``adds``."""
-        return f"({', '.join(['Tensor'] * (2 + self.per_token + self.adds))})"
+        """Schema of the results: data, scales of NVFP4, row scales, residual if ``adds``."""
+        number = 1 + (not self.fp8) + self.per_token + self.adds
+        return f"({', '.join(['Tensor'] * number)})" if number > 1 else "Tensor"
 
     def call(self, *arguments: Any) -> RmsNormQuantizeCall:
         """Pack the op's positional arguments into a call."""
         given = iter(arguments)
         x, residual = next(given), next(given) if self.adds else None
         weight, eps = next(given), next(given)
-        scale = None if self.per_token else next(given)
-        return RmsNormQuantizeCall(x, residual, weight, eps, scale, next(given))
+        formats: dict[tuple[bool, bool], Any] = {
+            (False, False): Static, (False, True): PerToken,
+            (True, False): StaticFp8, (True, True): PerTokenFp8,
+        }  # fmt: skip
+        output: Nvfp4Output | Fp8Output = formats[self.fp8, self.per_token](*given)
+        return RmsNormQuantizeCall(x, residual, weight, eps, output)
 
-    def fake(self, *arguments: Any) -> tuple[Tensor, ...]:
+    def returned(self, found: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        """Results of a kernel as the op returns them: a single tensor by itself."""
+        return found if len(found) > 1 else found[0]
+
+    def fake(self, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
         """Fake-tensor results of the op."""
         call = self.call(*arguments)
-        row_scale = (new_row_scale(call.x),) if self.per_token else ()
         residual = (call.x.new_empty(call.x.shape),) if self.adds else ()
-        return (*new_operand(call.x, call.x.shape[-1], call.terms), *row_scale, *residual)
+        return self.returned((*new_result(call.x, call.x.shape[-1], call.output), *residual))
 
 
-FORMS = [Form(adds, per_token) for adds in (False, True) for per_token in (False, True)]
+FORMS = [Form(*options) for options in product((False, True), repeat=3)]
 
 
 def check(call: RmsNormQuantizeCall, form: Form) -> None:
     """Check the arguments of a norm that quantises.
 
-    Tensors that the op's ``form`` requires must not be None, which torch's dispatcher accepts for
-    any tensor.
+    A residual that the op's ``form`` requires must not be None, which torch's dispatcher accepts
+    for any tensor.
     """
     x, operands = call.x, {"x": call.x, "weight": call.weight}
     check_dtype("x", x, FLOAT_DTYPES)
@@ -86,6 +109,4 @@ def check(call: RmsNormQuantizeCall, form: Form) -> None:
         check_dtype("residual", residual, (x.dtype,))
         check_shape("residual", residual, x.shape, "one value for each of x")
         operands["residual"] = residual
-    scale: Any = call.global_scale
-    output = PerToken(call.terms) if form.per_token else Static(scale, call.terms)
-    check_output(output, **operands)
+    check_output(call.output, **operands)

@@ -1,4 +1,4 @@
-"""``rms_norm_quantize``, ``add_rms_norm_quantize``: norm before a layer's GEMM, straight to NVFP4.
+"""``rms_norm_quantize``, ``add_rms_norm_quantize``: norm before a layer's GEMM, quantised at once.
 
 ``add_rms_norm`` with a 16-bit result is an op of its own (``nvfp4_kernels.norm``): its kernels run
 on other devices, and take other shapes and dtypes.
@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
-from nvfp4_kernels.formats.output import PerToken, Static
+from nvfp4_kernels.formats.output import (
+    Fp8Output,
+    Nvfp4Output,
+    PerToken,
+    PerTokenFp8,
+    Static,
+    StaticFp8,
+)
 from nvfp4_kernels.quantize.arguments import op_of
 from nvfp4_kernels.quantize.rms_norm.arguments import FORMS, Form, check
 from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS
@@ -18,53 +25,59 @@ from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS
 
 @overload
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, output: Static
+    x: Tensor, weight: Tensor, eps: float, output: Static | PerTokenFp8
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def rms_norm_quantize(
     x: Tensor, weight: Tensor, eps: float, output: PerToken
 ) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float, output: StaticFp8) -> Tensor: ...
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, output: Static | PerToken
-) -> tuple[Tensor, ...]:
-    """``x / sqrt(mean(x²) + eps) · weight`` in NVFP4.
+    x: Tensor, weight: Tensor, eps: float, output: Nvfp4Output | Fp8Output
+) -> Tensor | tuple[Tensor, ...]:
+    """``x / sqrt(mean(x²) + eps) · weight`` in NVFP4 or E4M3.
 
     The arithmetic is float32, with the roundings of vLLM's ``RMSNorm``: the normalised value is
     rounded to the weight's dtype, the product with the weight to ``x``'s dtype. The result is
     bit-identical to ``quantize`` of that product. On sm_100 the summation order of the mean depends
-    on shapes and the number of SMs alone.
+    on shapes and the number of SMs alone; on sm_90 on K alone, as in ``add_rms_norm``.
+
+    On sm_90 ``weight`` may be read while preceding kernels that allow programmatic dependent launch
+    still run: these kernels must not write ``weight``.
 
     Args:
-        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on sm_100 at most
-            24576. On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned.
+        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on a GPU at most 24576.
+            On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned (sm_90:
+            16-byte aligned).
         weight: ``(K,)`` of ``x``'s dtype or float32, contiguous.
         eps: number added to the mean square, 0 or more.
         output: as for ``quantize``.
 
     Returns:
-        ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout ``(...,
-        ceil(M/128), ceil(K/64), 32, 16)``, padding zero; with several terms, as returned by
-        ``quantize``. ``PerToken``: also ``row_scale`` float32 ``(..., M)``.
+        As ``quantize`` of a tensor of ``x``'s shape.
 
     Raises:
         InvalidArgument: an unsupported dtype, shape, stride or alignment; the message names it.
         NoKernelError: no kernel for this device.
     """
-    ops = torch.ops.nvfp4
-    op = op_of(output, ops.rms_norm_quantize, ops.rms_norm_quantize_per_token)
-    return op(x, weight, eps, *output)
+    return op_of(output, "rms_norm_quantize")(x, weight, eps, *output)
 
 
 @overload
 def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, output: Static
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, output: Static | PerTokenFp8
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def add_rms_norm_quantize(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, output: PerToken
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
 def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, output: Static | PerToken
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, output: StaticFp8
+) -> tuple[Tensor, Tensor]: ...
+def add_rms_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, output: Nvfp4Output | Fp8Output
 ) -> tuple[Tensor, ...]:
     """``rms_norm_quantize`` of ``x + residual``, and the sum itself; inputs are not modified.
 
@@ -84,16 +97,14 @@ def add_rms_norm_quantize(
     Raises:
         InvalidArgument, NoKernelError: as ``rms_norm_quantize``.
     """
-    ops = torch.ops.nvfp4
-    op = op_of(output, ops.add_rms_norm_quantize, ops.add_rms_norm_quantize_per_token)
-    return op(x, residual, weight, eps, *output)
+    return op_of(output, "add_rms_norm_quantize")(x, residual, weight, eps, *output)
 
 
 def _define(form: Form) -> CustomOpDef:
     def run(*arguments: Any) -> Any:
         call = form.call(*arguments)
         check(call, form)
-        return KERNELS[form].select(call.x.device, "w4a4").load()(call)
+        return form.returned(KERNELS[form].select(call.x.device, form.mode).load()(call))
 
     schema = f"({form.parameters}) -> {form.results}"
     op = torch.library.custom_op(f"nvfp4::{form.name}", run, mutates_args=(), schema=schema)

@@ -13,9 +13,9 @@ from nvfp4_kernels.quantize.reference import quantize_rows
 
 def rms_norm_quantize(call: RmsNormQuantizeCall) -> tuple[Tensor, ...]:
     """See ``rms_norm_quantize`` and ``add_rms_norm_quantize`` in ``rms_norm.op``."""
-    x, residual, weight, eps, global_scale, terms, out = call
+    x, residual, weight, eps, output, out = call
     if residual is None:
-        return quantize_rows(rms_norm(x.float(), weight, eps, x.dtype), global_scale, terms)
+        return quantize_rows(rms_norm(x.float(), weight, eps, x.dtype), output)
     norm, total = add_rms_norm(AddRmsNormCall(x, residual, weight, eps))
     total = total if out is None else out.copy_(total)
-    return (*quantize_rows(norm, global_scale, terms), total)
+    return (*quantize_rows(norm, output), total)

@@ -149,7 +149,7 @@ def rms_norm_quantize(
     rows = rows_of("x", x)
     residual_rows = rows if residual is None else rows_of("residual", residual)
     check_vector("weight", weight)
-    new, adds = new_rows(x, rows, call.global_scale, call.terms), residual is not None
+    new, adds = new_rows(x, rows, call.output), residual is not None
     out = x.new_empty(x.shape) if adds and call.out is None else call.out
     if x.numel():
         tile = choose_config(rows.count, rows.k, device_facts(x.device).sms, batch_invariant)

@@ -1,4 +1,4 @@
-"""Kernel tables of ``silu_mul_quantize``, one per kind of global scale of the result."""
+"""Kernel tables of ``silu_mul_quantize``, one per kind of scale of the result."""
 
 from nvfp4_kernels.dispatch import KernelTable
 
@@ -10,7 +10,8 @@ def _table(op: str) -> KernelTable:
     return KernelTable(
         op,
         {
-            ("cpu", "w4a4"): ("reference", f"{_MODULE}.reference:{_OP}"),
+            ("cpu", "w4a4", "w4a8"): ("reference", f"{_MODULE}.reference:{_OP}"),
+            ("sm_90", "w4a8"): ("SiluMulQuantizeFp8Sm90", f"{_MODULE}.sm90:{_OP}"),
             ("sm_100", "w4a4"): ("SiluMulQuantizeSm100", f"{_MODULE}.sm100:{_OP}"),
         },
     )

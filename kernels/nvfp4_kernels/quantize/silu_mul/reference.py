@@ -9,7 +9,7 @@ from nvfp4_kernels.quantize.reference import quantize_rows
 
 def silu_mul_quantize(call: SiluMulQuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize``."""
-    return quantize_rows(silu_mul(call.gate_up), call.global_scale, call.terms)
+    return quantize_rows(silu_mul(call.gate_up), call.output)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Float32, Int64, Vector
+from cutlass import Int64, Vector
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
-from nvfp4_kernels.device.math import LOG2_E
 from nvfp4_kernels.device.rowwise.kernel import RowKernel
 from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, Rows, rows_of
 from nvfp4_kernels.device.rowwise.output import (
@@ -21,12 +20,13 @@ from nvfp4_kernels.device.rowwise.place import (
     load_block,
     steps_ahead,
 )
-from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
+from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
 from nvfp4_kernels.quantize.call import SiluMulQuantizeCall
 from nvfp4_kernels.quantize.host import new_rows
+from nvfp4_kernels.quantize.silu_mul.activation import silu
 from nvfp4_kernels.quantize.silu_mul.choose import choose_config
 from nvfp4_kernels.runtime.compile import launch
 
@@ -76,27 +76,11 @@ class SiluMulQuantizeSm100(RowKernel):
         return rows
 
 
-def silu(x: Vector) -> Vector:
-    """SiLU, x · sigmoid(x), in float32, rounded to ``x``'s dtype.
-
-    For 16-bit types exp2 and the reciprocal are approximate, within 2 and 1 ulp: the relative error
-    before the last rounding stays below (2·|x| + 8) · 2⁻²⁴. For x below about -87 the result is -0.
-    """
-    values = x.to(Float32)
-    if x.dtype is Float32:
-        return values / (1.0 + cute.math.exp(-values))
-    scaled = values * Float32(-LOG2_E)
-    powers = [cute.math.exp2(scaled[n], approx=True, ftz=True) for n in range(BLOCK)]
-    sums = Vector.from_elements(tuple(powers), Float32) + Float32(1.0)
-    sigmoid = [cute.arch.rcp_approx(sums[n]) for n in range(BLOCK)]
-    return (values * Vector.from_elements(tuple(sigmoid), Float32)).to(x.dtype)
-
-
 def silu_mul_quantize(call: SiluMulQuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize``."""
     gate_up, pairs = call.gate_up, rows_of("gate_up", call.gate_up)
     rows = Rows(pairs.m, pairs.k // 2, pairs.batch, pairs.stride)
-    new = new_rows(gate_up, rows, call.global_scale, call.terms)
+    new = new_rows(gate_up, rows, call.output)
     if gate_up.numel():
         sms = device_facts(gate_up.device).sms
         tile = choose_config(rows.count, rows.k, gate_up.element_size(), new.per_token, sms)

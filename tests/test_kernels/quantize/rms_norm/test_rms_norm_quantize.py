@@ -12,7 +12,9 @@ from nvfp4_kernels import (
     InvalidArgument,
     NoKernelError,
     PerToken,
+    PerTokenFp8,
     Static,
+    StaticFp8,
     add_rms_norm_quantize,
     rms_norm_quantize,
 )
@@ -58,16 +60,18 @@ def test_reference(case: Case, weight_dtype: torch.dtype | None) -> None:
     x, residual, weight = case.random(), case.random(), random_weight(case, weight_dtype)
     norm = ir.ops.rms_norm.impls["native"].impl_fn(x, weight, EPS)
     check_equal(
-        rms_norm_quantize(x, weight, EPS, Static(SCALE)), plain.quantize(QuantizeCall(norm, SCALE))
+        rms_norm_quantize(x, weight, EPS, Static(SCALE)),
+        plain.quantize(QuantizeCall(norm, Static(SCALE))),
     )
     check_equal(
-        rms_norm_quantize(x, weight, EPS, PerToken()), plain.quantize(QuantizeCall(norm, None))
+        rms_norm_quantize(x, weight, EPS, PerToken()),
+        plain.quantize(QuantizeCall(norm, PerToken())),
     )
     norm, total = ir.ops.fused_add_rms_norm.impls["native"].impl_fn(x, residual, weight, EPS)
     found = add_rms_norm_quantize(x, residual, weight, EPS, Static(SCALE))
-    check_equal(found, (*plain.quantize(QuantizeCall(norm, SCALE)), total))
+    check_equal(found, (*plain.quantize(QuantizeCall(norm, Static(SCALE))), total))
     found_per_token = add_rms_norm_quantize(x, residual, weight, EPS, PerToken())
-    check_equal(found_per_token, (*plain.quantize(QuantizeCall(norm, None)), total))
+    check_equal(found_per_token, (*plain.quantize(QuantizeCall(norm, PerToken())), total))
 
 
 # --- sm_100 -----------------------------------------------------------------------------------
@@ -84,19 +88,23 @@ def check_exact(
     dx, dr, dw, ds = (t.to(device) for t in (x, residual, weight, SCALE))
     check_equal(
         rms_norm_quantize(dx, dw, EPS, Static(ds, terms)),
-        reference.rms_norm_quantize(RmsNormQuantizeCall(x, None, weight, EPS, SCALE, terms)),
+        reference.rms_norm_quantize(
+            RmsNormQuantizeCall(x, None, weight, EPS, Static(SCALE, terms))
+        ),
     )
     check_equal(
         rms_norm_quantize(dx, dw, EPS, PerToken(terms)),
-        reference.rms_norm_quantize(RmsNormQuantizeCall(x, None, weight, EPS, None, terms)),
+        reference.rms_norm_quantize(RmsNormQuantizeCall(x, None, weight, EPS, PerToken(terms))),
     )
     check_equal(
         add_rms_norm_quantize(dx, dr, dw, EPS, Static(ds, terms)),
-        reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, SCALE, terms)),
+        reference.rms_norm_quantize(
+            RmsNormQuantizeCall(x, residual, weight, EPS, Static(SCALE, terms))
+        ),
     )
     check_equal(
         add_rms_norm_quantize(dx, dr, dw, EPS, PerToken(terms)),
-        reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, None, terms)),
+        reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, PerToken(terms))),
     )
 
 
@@ -150,7 +158,7 @@ def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
     for row in range(case.m):
         near = exact[row] + torch.arange(-16, 17) * ulp[row]
         normalised = (total[row] * near.unsqueeze(-1)).to(dtype) * weight
-        codes, _, possible = plain.quantize(QuantizeCall(normalised, None))
+        codes, _, possible = plain.quantize(QuantizeCall(normalised, PerToken()))
         same = (codes == data[row].cpu()).all(-1) & (possible == row_scale[row].cpu())
         assert same.any(), f"row {row}"
     # Scales follow from the same values as the codes, which are checked above.
@@ -166,7 +174,7 @@ def test_not_finite(op_device: torch.device) -> None:
     weight = torch.ones(64, dtype=BF16)
     given = (t.to(op_device) for t in (x, weight))
     found = rms_norm_quantize(*given, EPS, Static(SCALE.to(op_device)))
-    expected = reference.rms_norm_quantize(RmsNormQuantizeCall(x, None, weight, EPS, SCALE))
+    expected = reference.rms_norm_quantize(RmsNormQuantizeCall(x, None, weight, EPS, Static(SCALE)))
     assert bool(expected[1].float().isnan().any())
     scales = [s.cpu().float() for s in (found[1], expected[1])]
     torch.testing.assert_close(*scales, rtol=0, atol=0, equal_nan=True)
@@ -183,7 +191,8 @@ def test_spaced_rows(op_device: torch.device) -> None:
     args = [wide.to(op_device)[:, 32:128], residual.to(op_device), weight.to(op_device)]
     found = add_rms_norm_quantize(*args, EPS, PerToken())
     check_equal(
-        found, reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, None))
+        found,
+        reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, PerToken())),
     )
     assert found[-1].is_contiguous()
     args[:2] = args[1::-1]
@@ -197,12 +206,14 @@ def test_where_the_new_residual_goes(over: str, op_device: torch.device) -> None
     """The new residual goes to a given tensor, which may be one of the addends."""
     case = Case(5, 1040)
     x, residual, weight = case.integers(), case.integers(), random_weight(case)
-    expected = reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, SCALE))
+    expected = reference.rms_norm_quantize(
+        RmsNormQuantizeCall(x, residual, weight, EPS, Static(SCALE))
+    )
     dx, dr = (t.to(op_device, copy=True) for t in (x, residual))
     out = {"x": dx, "residual": dr, "neither": torch.empty_like(dx)}[over]
     kernel = KERNELS[Form(adds=True, per_token=False)].select(dx.device, "w4a4")
     assert kernel.arch == "sm_100"
-    at = weight.to(op_device), EPS, SCALE.to(op_device)
+    at = weight.to(op_device), EPS, Static(SCALE.to(op_device))
     found = kernel.load()(RmsNormQuantizeCall(dx, dr, *at, out=out))
     check_equal(found, expected)
     assert found[-1] is out
@@ -210,7 +221,9 @@ def test_where_the_new_residual_goes(over: str, op_device: torch.device) -> None
         assert torch.equal(given.cpu(), before) == (name != over)
     cx, cr = x.clone(), residual.clone()
     out = {"x": cx, "residual": cr, "neither": torch.empty_like(cx)}[over]
-    found = reference.rms_norm_quantize(RmsNormQuantizeCall(cx, cr, weight, EPS, SCALE, 1, out))
+    found = reference.rms_norm_quantize(
+        RmsNormQuantizeCall(cx, cr, weight, EPS, Static(SCALE), out)
+    )
     check_equal(found, expected)
     assert found[-1] is out
 
@@ -226,7 +239,9 @@ def test_dependent_launches(op_device: torch.device) -> None:
     found = rms_norm_quantize(out, args[-1], EPS, PerToken())
     check_equal(
         found,
-        reference.rms_norm_quantize(RmsNormQuantizeCall(x + residual, None, weight, EPS, None)),
+        reference.rms_norm_quantize(
+            RmsNormQuantizeCall(x + residual, None, weight, EPS, PerToken())
+        ),
     )
 
 
@@ -288,11 +303,13 @@ X, WEIGHT = torch.zeros(2, 32, dtype=BF16), torch.ones(32, dtype=BF16)
         ({"output": Static(torch.ones(2))}, r"output.global_scale: shape is \(2,\).*: PerToken"),
         ({"output": Static(SCALE.double())}, "output.global_scale: dtype is float64, must be"),
         ({"output": Static(SCALE, 5)}, "output.terms: is 5, must be 1 to 4"),
+        ({"output": StaticFp8(torch.ones(2))}, r"output.scale: shape is \(2,\).*: PerTokenFp8"),
+        ({"output": StaticFp8(SCALE.double())}, "output.scale: dtype is float64, must be"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, dict) else "",
 )
 def test_refused_arguments(changed: dict[str, object], message: str) -> None:
-    for output in (Static(SCALE), PerToken()):
+    for output in (Static(SCALE), PerToken(), StaticFp8(SCALE), PerTokenFp8()):
         args: dict[str, Any] = {"x": X, "weight": WEIGHT, "eps": EPS, "output": output} | changed
         with pytest.raises(InvalidArgument, match=message):
             add_rms_norm_quantize(**{"residual": X} | args)

@@ -52,8 +52,10 @@ def grid_input(case: Case) -> Tensor:
 def test_reference(case: Case) -> None:
     x = random_input(case)
     product = SiluAndMul.forward_native(x)
-    check_equal(silu_mul_quantize(x, Static(SCALE)), plain.quantize(QuantizeCall(product, SCALE)))
-    check_equal(silu_mul_quantize(x, PerToken()), plain.quantize(QuantizeCall(product, None)))
+    check_equal(
+        silu_mul_quantize(x, Static(SCALE)), plain.quantize(QuantizeCall(product, Static(SCALE)))
+    )
+    check_equal(silu_mul_quantize(x, PerToken()), plain.quantize(QuantizeCall(product, PerToken())))
 
 
 # --- sm_100 -----------------------------------------------------------------------------------
@@ -62,9 +64,11 @@ def test_reference(case: Case) -> None:
 def check_exact(x: Tensor, device: torch.device, terms: int = 1) -> None:
     scale = torch.tensor(0.25)
     found = silu_mul_quantize(x.to(device), Static(scale.to(device), terms))
-    check_equal(found, reference.silu_mul_quantize(SiluMulQuantizeCall(x, scale, terms)))
+    check_equal(found, reference.silu_mul_quantize(SiluMulQuantizeCall(x, Static(scale, terms))))
     found_per_token = silu_mul_quantize(x.to(device), PerToken(terms))
-    check_equal(found_per_token, reference.silu_mul_quantize(SiluMulQuantizeCall(x, None, terms)))
+    check_equal(
+        found_per_token, reference.silu_mul_quantize(SiluMulQuantizeCall(x, PerToken(terms)))
+    )
 
 
 @SM100
@@ -117,7 +121,7 @@ def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
     """Rounding is monotone: where both bounds give the same block, the kernel must as well."""
     case = Case(37, 400, dtype=dtype)
     x = random_input(case)
-    ends = [plain.quantize(QuantizeCall(end, SCALE)) for end in bounds(x)]
+    ends = [plain.quantize(QuantizeCall(end, Static(SCALE))) for end in bounds(x)]
     found = silu_mul_quantize(x.to(op_device), Static(SCALE.to(op_device)))
     codes = [bits(data).view(37, 25, 8) for data, _ in (*ends, found)]
     settled = (codes[0] == codes[1]).all(-1)
@@ -137,7 +141,7 @@ def test_not_finite(op_device: torch.device) -> None:
         torch.nan, torch.nan, torch.inf, -torch.inf,
     )  # fmt: skip
     found = silu_mul_quantize(gate_up.to(op_device), Static(SCALE.to(op_device)))[1].cpu().float()
-    expected = reference.silu_mul_quantize(SiluMulQuantizeCall(gate_up, SCALE))[1].float()
+    expected = reference.silu_mul_quantize(SiluMulQuantizeCall(gate_up, Static(SCALE)))[1].float()
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -146,7 +150,9 @@ def test_not_finite(op_device: torch.device) -> None:
 def test_spaced_rows(op_device: torch.device) -> None:
     wide = grid_input(Case(20, 96))
     found = silu_mul_quantize(wide.to(op_device)[:, 32:160], Static(SCALE.to(op_device)))
-    check_equal(found, reference.silu_mul_quantize(SiluMulQuantizeCall(wide[:, 32:160], SCALE)))
+    check_equal(
+        found, reference.silu_mul_quantize(SiluMulQuantizeCall(wide[:, 32:160], Static(SCALE)))
+    )
 
 
 @SM100
