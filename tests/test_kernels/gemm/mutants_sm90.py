@@ -73,10 +73,10 @@ MUTANTS = {
         "mma", "wait_group_sync_aligned(1)", "wait_group_sync_aligned(2)", "DataRace"
     ),
     "stage released under its products": edited(
-        "mma", "self._release(ring, count - 1)", "self._release(ring, count)", "Deadlock"
+        "mma", "self._release(ring, count - tile.slices)", "self._release(ring, count)", "Deadlock"
     ),
     "last stage of a tile kept": edited(
-        "mma", "self._release(ring, index * state.steps + end - 1)", "pass", "Deadlock"
+        "mma", "self._release(ring, index * state.steps + last)", "pass", "Deadlock"
     ),
     "half a step along K": edited("mma", "STEP_BYTES >> 4", "STEP_BYTES >> 5", WRONG),
     "parity of full": edited(
@@ -252,8 +252,8 @@ MUTANTS = {
     ),
     "boxes stored eight rows too far": edited(
         "epilogue",
-        "start // box % SLOTS) * (box * TILE)",
-        "start // box % SLOTS) * (box * TILE) + 8 * TILE",
+        "start // box % SLOTS * (box * TILE)",
+        "start // box % SLOTS * (box * TILE) + 8 * TILE",
         "ArrayOverrun",
         MANY_BOXES,
     ),
@@ -294,8 +294,8 @@ MUTANTS = {
     "odd boxes: the slot not waited for": edited("epilogue", _WAIT_TURN, "SLOTS - 1", "DataRace"),
     "slot not met for": edited(
         "epilogue",
-        "            self._sync(group)\n            for token in",
-        "            for token in",
+        "            self._sync(group)\n            of_box",
+        "            of_box",
         "DataRace",
         MANY_BOXES,
     ),
@@ -329,7 +329,11 @@ MUTANTS = {
         "epilogue", "thread)\n            self._sync(group)", "thread)", "UninitialisedRead", DEEP
     ),
     "columns beyond the last one": edited(
-        "epilogue", "if column < result.n:", "if column < result.n + 8:", "OutOfBounds", FEW
+        "epilogue",
+        "if column < self._columns(result):",
+        "if column < self._columns(result) + 8:",
+        "OutOfBounds",
+        FEW,
     ),
     "tokens beyond the last one": edited(
         "epilogue",
@@ -339,20 +343,20 @@ MUTANTS = {
         FEW,
     ),
     "ends of shards ignored": edited(
-        "epilogue", "shard += Int32(row >= factors.ends[end])", "pass", WRONG, SHARDS
+        "scaling", "shard += Int32(row >= operands.ends[end])", "pass", WRONG, SHARDS
     ),
     "shards end one row later": edited(
-        "epilogue", "row >= factors", "row > factors", WRONG, SHARDS
+        "scaling", "row >= operands", "row > operands", WRONG, SHARDS
     ),
     "bias ignored": edited(
-        "epilogue",
-        "[value + bias for value, bias in zip(values, biases, strict=True)]",
+        "scaling",
+        "[value + bias for value, bias in zip(values, row.biases, strict=True)]",
         "values",
         WRONG,
         SHARDS,
     ),
     "gate and up swapped": edited(
-        "epilogue",
+        "scaling",
         "activated(values, self.output.activation or",
         "activated(values[::-1],",
         WRONG,

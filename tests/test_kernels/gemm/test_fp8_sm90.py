@@ -61,11 +61,11 @@ EVERY_PAIR = pytest.mark.parametrize("case", PAIRS.values(), ids=PAIRS)
 
 
 def weight(n: int, k: int, seed: int = 0) -> FoldedWeight:
-    """Weight of any codes, with scales that are powers of two: folding is exact."""
+    """Weight of any codes, with scales 1, 1.25 or 1.5 times a power of two: folding is exact."""
     generator = torch.Generator().manual_seed(n * k + seed)
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=generator)
-    exponents = torch.randint(-2, 3, (n, k // 16), generator=generator)
-    folded = to_folded(data, torch.ldexp(torch.ones(n, k // 16), exponents).to(E4M3))
+    exponents, quarters = (torch.randint(0, 3, (n, k // 16), generator=generator) for _ in range(2))
+    folded = to_folded(data, torch.ldexp(1 + quarters / 4, exponents - 1).to(E4M3))
     assert not folded.row_error.any()
     return folded
 

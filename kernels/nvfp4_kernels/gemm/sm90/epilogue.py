@@ -101,13 +101,16 @@ class Epilogue:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         warp, lane = thread // 32, thread % 32
         leader = thread == 0
+        # As for the exchange: other warpgroups may still read theirs.
+        elements = self.output.shared_bytes(tile) * 8 // dtype.width // tile.warpgroups
+        own = scratch.subview(group * elements)
         first = self._first_row(coord, group)
         upper = first + warp * 16 + lane // 4
         scaling = Scaling(tile, self.output)
         inverse = scaling.inverse(factors, coord)
         rows = [scaling.row(factors, coord, upper + at, result.n) for at in (0, 8)]
         for start in cutlass.range_constexpr(0, tile.own_tokens, box):
-            slot = scratch.subview((group * SLOTS + start // box % SLOTS) * (box * TILE))
+            slot = own.subview(start // box % SLOTS * (box * TILE))
             if leader:
                 # An odd number of boxes ends in the slot that the next tile begins with.
                 turned = start == 0 and tile.own_tokens // box % SLOTS

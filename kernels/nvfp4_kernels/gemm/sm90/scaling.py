@@ -1,4 +1,4 @@
-"""From sums to values of the result: factors, bias and activation of the epilogue."""
+"""Scaling, bias and activation of the epilogue: values of the result from sums."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

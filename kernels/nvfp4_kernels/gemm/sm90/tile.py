@@ -160,7 +160,7 @@ class Tile:
 
     @property
     def least_stages(self) -> int:
-        """Least depth of the ring: a slice with ``wgmma`` holds a stage while it awaits the next."""
+        """Least depth of the ring: with ``wgmma`` a slice holds a stage until it has the next."""
         return 2 if self.uses_mma_sync else 2 * self.slices
 
     @property

@@ -79,11 +79,11 @@ MUTANTS = {
         "scheduler", "coord.expert * tile.weights", "coord.expert", WRONG, _PAIR
     ),
     "alpha of the other shard": edited(
-        "epilogue", "alpha.load(matrix(tile, coord, w))", "alpha.load(matrix(tile, coord, 1 - w))",
+        "scaling", "alpha.load(matrix(tile, coord, w))", "alpha.load(matrix(tile, coord, 1 - w))",
         WRONG, _PAIR,
     ),
     "alpha of the first expert": edited(
-        "epilogue", "alpha.load(matrix(tile, coord, w))", "alpha.load(w)", WRONG
+        "scaling", "alpha.load(matrix(tile, coord, w))", "alpha.load(w)", WRONG
     ),
     "rows stored beyond the tile": edited(
         "epilogue",
