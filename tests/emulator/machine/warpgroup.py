@@ -229,7 +229,7 @@ class Warpgroup:
             if form.negative:
                 b = -b
             if self._cta.gpu.rounds_like_h200:
-                total = multiply_accumulate(a, b, before)
+                total = multiply_accumulate(a, b, before, form.element)
             else:
                 exact = a.astype(np.float64) @ b.T.astype(np.float64)
                 total = (exact if before is None else exact + before).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 
 from tests.test_emulator.silicon.case import Array, Case, Tolerance, random_array
@@ -10,19 +11,23 @@ from tests.test_emulator.silicon.ptx_text import PROLOGUE, module, shared_array,
 _THREADS = 128
 _SIZE = 32768
 _TYPES = ("bf16", "f16")
+_DEPTHS = {"bf16": 16, "f16": 16, "e4m3": 32}
 _MODES = {"none": 0, "128B": 1, "64B": 2, "32B": 3}
 _SPANS = {"128B": 128, "64B": 64, "32B": 32}
 
 
 def _encoded(numbers: Array, kind: str) -> Array:
-    """Patterns of 16 bits for float32 values; bf16 takes the upper half, without rounding."""
+    """Patterns for float32 values, as 16-bit words; bf16 takes the upper half, not rounded."""
+    if kind == "e4m3":
+        return numbers.astype(ml_dtypes.float8_e4m3fn).view("u2")
     if kind == "f16":
         return numbers.astype("f2").view("u2")
     return (numbers.view("u4") >> np.uint32(16)).astype("u2")
 
 
 def _small(seed: str, count: int, kind: str) -> Array:
-    """Integers from -4 to 4: their products and sums are exact in any order."""
+    """Words of integers from -4 to 4: their products and sums are exact in any order."""
+    count *= 2 if kind == "e4m3" else 1
     numbers = (random_array(seed, (count,), "u1") % 9).astype("f4") - 4
     return _encoded(numbers, kind)
 
@@ -49,7 +54,8 @@ def _body(n: int, kind: str, b: int, a: int | None, flags: str) -> list[str]:
         f"add.u64 %d1, %d0, {a or 0}; add.u64 %d2, %d0, {b};",
         f"setp.{'lt' if adds == '1' else 'gt'}.u32 %p0, %tid_x, {_THREADS};",
         "wgmma.fence.sync.aligned;",
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{registers}}}, {first}, %d2, "
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{_DEPTHS[kind]}.f32.{kind}.{kind} "
+        f"{{{registers}}}, {first}, %d2, "
         f"%p0, {signs};",
         "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;",
         "mad.wide.u32 %at, %tid_x, 4, %after;",
@@ -74,9 +80,10 @@ def _case(
     source, fragments, before = arrays
     names = ("source", "fragments", "before", "after")
     turns = turns if a is None else f"{turns}, 0" if len(turns) == 1 else turns
+    flags = flags if kind == "e4m3" else f"{flags}, {turns}"
     return Case(
         name,
-        module(names, _body(n, kind, b, a, f"{flags}, {turns}"), declarations=shared_array(_SIZE)),
+        module(names, _body(n, kind, b, a, flags), declarations=shared_array(_SIZE)),
         {"source": source, "fragments": fragments, "before": before},
         {"after": np.full((n // 2, _THREADS), 0x7FC00000, "u4")},
         block=(_THREADS, 1, 1),
@@ -133,6 +140,38 @@ def _rounded() -> Iterator[Case]:
         yield case
 
 
+def _e4m3() -> Iterator[Case]:
+    """E4M3: layouts, flags, and sums that are inexact in the tensor core."""
+    for n in (8, 64, 136, 256):
+        for mode, span in _SPANS.items():
+            yield _case(f"e4m3_{mode}_{n}", n, "e4m3", _descriptor(mode, 16, 8 * span))
+    b = _descriptor("128B", 16, 1024)
+    for start in (32, 64, 96):
+        yield _case(f"e4m3_k_{start}", 32, "e4m3", _descriptor("128B", 16, 1024, start))
+    yield _case("e4m3_a", 32, "e4m3", b, _descriptor("128B", 16, 1024, 16384))
+    yield _case("e4m3_cleared", 16, "e4m3", b, flags="0, 1, 1")
+    yield _case("e4m3_minus_a", 16, "e4m3", b, flags="1, -1, 1")
+    for name, least in {"like": 0, "wide": -9}.items():
+        # Exponents of the factors: within 2 of one another, or over E4M3's range.
+        count = _SIZE + 16 * _THREADS
+        mantissas = 8 + random_array(f"e4m3 {name} m", (count,), "u1") % 8
+        exponents = random_array(f"e4m3 {name} e", (count,), "u1").astype("i4") % (2 - least)
+        signs = 1 - 2 * (random_array(f"e4m3 {name} s", (count,), "u1") % 2).astype("f4")
+        numbers = signs * np.ldexp(mantissas.astype("f4") / 8, exponents + least)
+        words = _encoded(numbers.astype("f4"), "e4m3")
+        before = (random_array(f"e4m3 {name}", (32, _THREADS), "i2").astype("f4") / 2**12).view(
+            "u4"
+        )
+        arrays = words[: _SIZE // 2], words[_SIZE // 2 :], before
+        case = _case(f"e4m3_rounded_{name}", 64, "e4m3", b, arrays=arrays)
+        case.tolerance["after"] = {
+            row: Tolerance("f32", absolute=E4M3_ROUNDING) for row in range(32)
+        }
+        yield case
+
+
+# The bound for E4M3: 33 terms and their sum, each truncated 13 bits below its largest, below 128.
+E4M3_ROUNDING = (33 * 16 + 128) * 2.0**-13
 # An ulp of the largest sum: 16 products and their addend, each below 4.
 ROUNDING = 2.0**-17
 
@@ -141,3 +180,4 @@ def cases() -> Iterator[Case]:
     yield from _layouts()
     yield from _flags()
     yield from _rounded()
+    yield from _e4m3()
