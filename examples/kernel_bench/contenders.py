@@ -1,4 +1,4 @@
-"""Contenders for a layer: our kernels, vLLM's Humming and Marlin, and cuBLAS in bfloat16."""
+"""Contenders for a layer: our kernels, vLLM's Humming and Marlin, cuBLAS in bfloat16 and FP8."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -10,12 +10,15 @@ from torch import Tensor
 
 from examples.kernel_bench.layers import BF16_BYTES, NVFP4_BYTES, BenchLayer
 from nvfp4_kernels import Static, gemm, quantize, silu_mul_gemm
+from nvfp4_kernels.formats.folded import decode_folded, to_folded
+from nvfp4_kernels.formats.fp8_rows import FP8_MAX, from_rows, quantize_fp8
 from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_activation
 
 Operands = tuple[Tensor, ...]
 SiluAndMul = Callable[[Tensor], Tensor]
 LARGEST_TOKEN = 6.0  # units of the noise; larger values saturate
+TOKEN_SCALE = LARGEST_TOKEN / FP8_MAX
 
 
 class Unavailable(RuntimeError):
@@ -40,8 +43,18 @@ class Contender(Protocol):
     def seen(self, x: Tensor) -> Tensor:
         """Values that the contender's GEMM multiplies: ``x``, rounded if it is quantised."""
 
+    def held(self, weights: tuple[Nvfp4Tensor, ...]) -> tuple[Tensor, ...]:
+        """Values of the weights that the contender's GEMM multiplies."""
 
-class OursW4A16:
+
+class _ExactWeights:
+    """Part of a contender whose GEMM multiplies the weights' exact values."""
+
+    def held(self, weights: tuple[Nvfp4Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(w.dequantize() for w in weights)
+
+
+class OursW4A16(_ExactWeights):
     """Our kernels for GPUs without FP4 tensor cores: weights decoded to bfloat16 in registers."""
 
     weight_bytes = NVFP4_BYTES
@@ -59,7 +72,7 @@ class OursW4A16:
         return x
 
 
-class OursW4A4:
+class OursW4A4(_ExactWeights):
     """Our kernels for FP4 tensor cores; the tokens' quantisation is timed with the product."""
 
     weight_bytes = NVFP4_BYTES
@@ -82,7 +95,7 @@ class OursW4A4:
         return Nvfp4Tensor(data, scales, self._input_scale).dequantize()
 
 
-class Marlin:
+class Marlin(_ExactWeights):
     """vLLM's kernel for NVFP4 weights and bfloat16 tokens, prepared and called as in vLLM."""
 
     weight_bytes = NVFP4_BYTES
@@ -132,7 +145,7 @@ class Marlin:
         return x
 
 
-class Humming:
+class Humming(_ExactWeights):
     """Humming's kernel, which vLLM prefers to Marlin on a Hopper, prepared and called by vLLM."""
 
     weight_bytes = NVFP4_BYTES
@@ -189,7 +202,113 @@ class Humming:
         return x
 
 
-class CublasBf16:
+class OursW4A8:
+    """Our kernels for E4M3 tokens; tokens are quantised before, as by the norm of a model."""
+
+    weight_bytes = NVFP4_BYTES
+
+    def __init__(self) -> None:
+        self._tokens = _Fp8Tokens()
+
+    def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
+        folded = [to_folded(w.data, w.scales) for w in weights]
+        scale = float(TOKEN_SCALE)
+        alphas = [
+            f.row_scale * w.global_scale * scale for f, w in zip(folded, weights, strict=True)
+        ]
+        alpha = torch.stack(alphas) if layer.gate_up else alphas[0]
+        return (*(part for f in folded for part in f[:2]), alpha)
+
+    def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
+        op: Any = silu_mul_gemm if layer.gate_up else gemm
+        sizes = {"n": layer.n} if layer.gate_up else {"shard_sizes": layer.shard_sizes}
+        return op(self._tokens.rows(x), None, *operands, **sizes)
+
+    def seen(self, x: Tensor) -> Tensor:
+        return from_rows(_in_fp8(x), x.shape[1]).float() * TOKEN_SCALE
+
+    def held(self, weights: tuple[Nvfp4Tensor, ...]) -> tuple[Tensor, ...]:
+        folded = [(to_folded(w.data, w.scales), w) for w in weights]
+        return tuple(
+            decode_folded(f.data, f.scales, len(f.row_scale), 2 * w.data.shape[1])
+            * (f.row_scale * w.global_scale).unsqueeze(1)
+            for f, w in folded
+        )
+
+
+class TorchFp8:
+    """``torch._scaled_mm`` with weight and tokens in E4M3, a scale per row and per token.
+
+    Tokens are quantised before, as for ``OursW4A8``.
+    """
+
+    weight_bytes = 1.0
+
+    def __init__(self, silu_and_mul: SiluAndMul) -> None:
+        self._silu_and_mul = silu_and_mul
+        self._tokens = _Fp8Tokens()
+
+    def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
+        return _per_row_fp8(torch.cat([w.dequantize() for w in weights]))
+
+    def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
+        weight, scales = operands
+        out = torch._scaled_mm(
+            self._tokens.values(x),
+            weight.mT,
+            scale_a=self._tokens.scales,
+            scale_b=scales.mT,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+        return self._silu_and_mul(out) if layer.gate_up else out
+
+    def seen(self, x: Tensor) -> Tensor:
+        return from_rows(_in_fp8(x), x.shape[1]).float() * TOKEN_SCALE
+
+    def held(self, weights: tuple[Nvfp4Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(
+            values.float() * scales
+            for values, scales in (_per_row_fp8(w.dequantize()) for w in weights)
+        )
+
+
+class _Fp8Tokens:
+    """E4M3 of the last tokens asked for, so that a captured graph does not quantise them."""
+
+    scales: Tensor
+
+    def __init__(self) -> None:
+        self._of: Tensor | None = None
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Tokens in the order of our kernels."""
+        self._quantise(x)
+        return self._rows
+
+    def values(self, x: Tensor) -> Tensor:
+        """Tokens in the order of ``x``; ``scales`` are theirs."""
+        self._quantise(x)
+        return self._values
+
+    def _quantise(self, x: Tensor) -> None:
+        if self._of is not x:
+            self._of, self._rows = x, _in_fp8(x)
+            self._values = from_rows(self._rows, x.shape[1])
+            self.scales = x.new_full((len(x), 1), TOKEN_SCALE, dtype=torch.float32)
+
+
+def _in_fp8(x: Tensor) -> Tensor:
+    return quantize_fp8(x, torch.tensor(TOKEN_SCALE, device=x.device))
+
+
+def _per_row_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """E4M3 values, and scales ``(N, 1)``, of a weight."""
+    scales = weight.abs().amax(1, keepdim=True) / FP8_MAX
+    return (weight / scales).to(torch.float8_e4m3fn), scales
+
+
+class CublasBf16(_ExactWeights):
     """``torch.matmul`` with the weight in bfloat16."""
 
     weight_bytes = float(BF16_BYTES)
@@ -220,7 +339,13 @@ def make_contender(name: str, device: torch.device, silu_and_mul: SiluAndMul) ->
         return Humming(silu_and_mul)
     if name == "bf16":
         return CublasBf16(silu_and_mul)
+    if name == "fp8":
+        return TorchFp8(silu_and_mul)
     capability = torch.cuda.get_device_capability(device)
+    if name == "w4a8":
+        if capability == (9, 0):
+            return OursW4A8()
+        raise Unavailable("kernels for FP8 tokens are for sm_90")
     if capability == (9, 0):
         return OursW4A16()
     if capability == (10, 0):

@@ -122,7 +122,7 @@ def check(
         except Exception as error:
             refused[name] = reason(error)
             continue
-        expected = expected_rows(layer, contender.seen(x[rows]), weights)
+        expected = expected_rows(layer, contender.seen(x[rows]), contender.held(weights))
         errors[name] = largest_relative_error(got, expected)
     return errors, refused
 

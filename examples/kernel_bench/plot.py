@@ -13,8 +13,15 @@ from examples.kernel_bench.layers import NVFP4_BYTES, BenchLayer
 from examples.kernel_bench.results import Results, Sample, speed_up
 from examples.kernel_bench.table import TITLES, layer_title
 
-COLOURS = {"ours": "#d1495b", "humming": "#edae49", "marlin": "#2e6f95", "bf16": "#7a7a7a"}
-MARKERS = {"ours": "o", "humming": "D", "marlin": "s", "bf16": "^"}
+COLOURS = {
+    "ours": "#d1495b",
+    "w4a8": "#8f2d56",
+    "humming": "#edae49",
+    "marlin": "#2e6f95",
+    "fp8": "#3c8d5a",
+    "bf16": "#7a7a7a",
+}
+MARKERS = {"ours": "o", "w4a8": "*", "humming": "D", "marlin": "s", "fp8": "v", "bf16": "^"}
 
 
 def plot(results: Results, file: Path) -> None:

@@ -10,7 +10,7 @@ from examples.kernel_bench.layers import BenchLayer
 from examples.kernel_bench.operands import LARGEST_ERROR
 from examples.paths import read_results
 
-CONTENDERS = ("ours", "humming", "marlin", "bf16")
+CONTENDERS = ("ours", "w4a8", "humming", "marlin", "fp8", "bf16")
 
 
 @dataclass(frozen=True)

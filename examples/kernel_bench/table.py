@@ -6,7 +6,14 @@ from typing import NamedTuple
 from examples.kernel_bench.layers import BenchLayer
 from examples.kernel_bench.results import Results, Sample, speed_up
 
-TITLES = {"ours": "ours", "humming": "Humming", "marlin": "Marlin", "bf16": "cuBLAS"}
+TITLES = {
+    "ours": "ours",
+    "w4a8": "ours, FP8 tokens",
+    "humming": "Humming",
+    "marlin": "Marlin",
+    "fp8": "torch FP8",
+    "bf16": "cuBLAS",
+}
 
 
 class LayerTable(NamedTuple):

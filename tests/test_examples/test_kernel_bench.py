@@ -15,7 +15,14 @@ from examples.kernel_bench import __main__ as command
 from examples.kernel_bench import contenders as contenders_module
 from examples.kernel_bench import machine
 from examples.kernel_bench import measure as measure_module
-from examples.kernel_bench.contenders import CublasBf16, OursW4A4, OursW4A16, torch_silu_and_mul
+from examples.kernel_bench.contenders import (
+    CublasBf16,
+    OursW4A4,
+    OursW4A8,
+    OursW4A16,
+    TorchFp8,
+    torch_silu_and_mul,
+)
 from examples.kernel_bench.layers import BenchLayer, read_layers
 from examples.kernel_bench.markdown import markdown
 from examples.kernel_bench.measure import copies_beyond, launches_of
@@ -130,14 +137,18 @@ def fragment_pair(x, a_scales, b1, b1_scales, b2, b2_scales, alpha, *, n):
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("m", [1, 40])
-@pytest.mark.parametrize("kind", ["w4a16", "w4a4", "bf16"])
+@pytest.mark.parametrize("kind", ["w4a16", "w4a4", "w4a8", "fp8", "bf16"])
 def test_contenders_are_right(monkeypatch, layer, m, kind):
     if kind == "w4a16":
         monkeypatch.setattr(contenders_module, "gemm", fragment_product)
         monkeypatch.setattr(contenders_module, "silu_mul_gemm", fragment_pair)
         made = OursW4A16()
+    elif kind == "w4a4":
+        made = OursW4A4(CPU)
+    elif kind == "w4a8":
+        made = OursW4A8()
     else:
-        made = OursW4A4(CPU) if kind == "w4a4" else CublasBf16(torch_silu_and_mul)
+        made = (TorchFp8 if kind == "fp8" else CublasBf16)(torch_silu_and_mul)
     torch.manual_seed(0)
     weights = random_weights(layer, CPU)
     prepared, refused = measure_module.prepare(layer, weights, {kind: made}, l2_size=1)
@@ -153,10 +164,12 @@ def test_unquantised_result_of_the_wrong_weight_is_seen():
     torch.manual_seed(0)
     weights, others = random_weights(QKV, CPU), random_weights(QKV, CPU)
     x = random_tokens(4, QKV.k, CPU)
-    right = expected_rows(QKV, x, weights)
+    right = expected_rows(QKV, x, tuple(w.dequantize() for w in weights))
     assert 0.1 < right.std() < 10
     assert largest_relative_error(right, right) == 0
-    error = largest_relative_error(expected_rows(QKV, x, others), right)
+    error = largest_relative_error(
+        expected_rows(QKV, x, tuple(w.dequantize() for w in others)), right
+    )
     assert Sample("qkv_proj", 4, "ours", error=error).wrong
 
 
@@ -363,11 +376,10 @@ def test_measure_command_measures_and_writes(monkeypatch, tmp_path, capsys, fake
     arguments = ["--model", "tiny", "--m", "1", "33", "--rounds", "4", "--out", str(out)]
     assert command.main(["measure", *arguments]) == 0
     results = Results.read(out)
-    assert [(s.layer, s.m, s.contender) for s in results.samples[:4]] == [
-        ("qkv_proj", 1, "ours"), ("qkv_proj", 1, "bf16"),
-        ("qkv_proj", 33, "ours"), ("qkv_proj", 33, "bf16"),
-    ]  # fmt: skip
-    assert len(results.samples) == 4 * 2 * 2
+    assert [(s.layer, s.m, s.contender) for s in results.samples[:6]] == [
+        ("qkv_proj", m, name) for m in (1, 33) for name in ("ours", "fp8", "bf16")
+    ]
+    assert len(results.samples) == 4 * 2 * 3
     assert not any(s.refused or s.wrong for s in results.samples)
     # A replay takes one millisecond of the fake clock.
     assert all(s.median_us == 1000 / s.launches for s in results.samples)
