@@ -14,6 +14,7 @@ import torch
 from nvfp4_kernels.devices import FAMILIES, driver_version
 from nvfp4_kernels.tool.attention_case import attention_cases
 from nvfp4_kernels.tool.doubts import doubts
+from nvfp4_kernels.tool.fp8_rows_case import Fp8RowsCase, TimedFp8Rows
 from nvfp4_kernels.tool.fused_attention_case import fused_attention_cases
 from nvfp4_kernels.tool.grouped_case import grouped_cases
 from nvfp4_kernels.tool.indexer_case import indexer_cases
@@ -32,10 +33,10 @@ CONTEST_SECTION, LLAMA_SECTION = "contest shapes", "Llama 3 8B"
 QUANTIZE_SECTION, ATTENTION_SECTION, INDEXER_SECTION = "quantise", "attention", "indexer"
 QUICK_TOKENS = (1, 64, 1024)
 # Families whose ops are among the tasks.
-_FAMILIES = ("sm_100",)
+_FAMILIES = ("sm_90", "sm_100")
 _WANTED = (
-    "sm_100 or sm_103 (B200, GB200, B300, GB300), the ops of sm_90 are not among its tasks; "
-    "elsewhere 'report' says what can be told without one"
+    "sm_100 or sm_103 (B200, GB200, B300, GB300), or sm_90 (H100, H200), of whose ops those that "
+    "write E4M3 alone are among its tasks; elsewhere 'report' says what can be told without one"
 )
 
 
@@ -62,7 +63,7 @@ def this_device() -> Device:
     """Describe the first CUDA device.
 
     Raises:
-        WrongDevice: no CUDA device, or a device outside the sm_100 family.
+        WrongDevice: no CUDA device, or a device of another family than sm_90 and sm_100.
     """
     if not torch.cuda.is_available():
         raise WrongDevice(f"check: this machine has no CUDA device, must have one of {_WANTED}")
@@ -88,6 +89,29 @@ def this_device() -> Device:
 def _driver() -> str:
     number = driver_version()
     return f"CUDA {number // 1000}.{number % 1000 // 10}"
+
+
+def tasks_of(arch: str, quick: bool) -> list[Task]:
+    """Checks and timings for a GPU of ``arch``."""
+    if FAMILIES[arch] == "sm_90":
+        return [*fp8_correctness(quick), *fp8_timings(quick)]
+    return [*correctness(quick), *timings(quick)]
+
+
+def fp8_correctness(quick: bool) -> list[Task]:
+    """Checks of the ops that write E4M3, on sm_90."""
+    rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
+    dtypes = (torch.bfloat16, torch.float16)
+    return [Fp8RowsCase(*form, m, k, dtype) for form, (m, k), dtype in pairs(FORMS, rows, dtypes)]
+
+
+def fp8_timings(quick: bool) -> list[Task]:
+    """Timings of the ops that write E4M3, on sm_90."""
+    tokens = QUICK_TOKENS if quick else TOKENS
+    widths = sorted({layer.k for layer in LLAMA_8B.layers})
+    return [
+        TimedFp8Rows(QUANTIZE_SECTION, *form, m, k) for form, k, m in pairs(FORMS, widths, tokens)
+    ]
 
 
 def correctness(quick: bool) -> list[Task]:

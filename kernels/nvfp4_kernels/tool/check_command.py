@@ -17,6 +17,8 @@ def check(
 ) -> None:
     """Check and time the main ops on this GPU, of the sm_100 family, and write a report.
 
+    On sm_90 the tasks are the ops that write E4M3 alone.
+
     Tasks run in a separate process, which is replaced if a task hangs, crashes or fails. The exit
     status is 1 if a task fails.
 
@@ -26,11 +28,10 @@ def check(
     """
     from nvfp4_kernels.tool.check import (
         WrongDevice,
-        correctness,
         document,
         run_all,
+        tasks_of,
         this_device,
-        timings,
         write,
     )
     from nvfp4_kernels.tool.cuda_machine import CudaMachine
@@ -40,7 +41,7 @@ def check(
     with nothing_printed(), refusals(WrongDevice, OSError):
         device = this_device()
         check_file("--out", out)
-        tasks = [*correctness(quick), *timings(quick)]
+        tasks = tasks_of(device.arch, quick)
         isolated = Isolated(CudaMachine, limit)
         with progress_bar() as bar:
             task = bar.add_task("tasks", total=len(tasks))

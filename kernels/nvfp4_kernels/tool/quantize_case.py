@@ -24,7 +24,7 @@ FORMS = tuple(product(OPS, (False, True)))
 MOST_DIFFERING = 0.02
 SCALE = 0.002
 MOST_STEPS = 3.0
-_REFERENCES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+REFERENCES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "quantize": lambda x, *of: reference.quantize(QuantizeCall(x, *of)),
     "rms_norm_quantize": lambda x, *rest: norms.rms_norm_quantize(
         RmsNormQuantizeCall(x, None, *rest)
@@ -61,13 +61,12 @@ class QuantizeCase:
         return f"{self.op}{scale}, {self.m}×{self.k}, {dtype}"
 
     def run(self, machine: Machine) -> Figures:
-        arguments = self.arguments()
-        moved = [a.to(machine.device) if isinstance(a, Tensor) else a for a in arguments]
-        scale = torch.tensor(SCALE)
+        arguments, scale = self.arguments(), torch.tensor(SCALE)
+        given = moved(arguments, machine.device)
         output = PerToken() if self.per_token else Static(scale.to(machine.device))
-        actual = [t.cpu() for t in getattr(nvfp4_kernels, self.op)(*moved, output)]
+        actual = [t.cpu() for t in getattr(nvfp4_kernels, self.op)(*given, output)]
         on_cpu = PerToken() if self.per_token else Static(scale)
-        expected = _REFERENCES[self.op](*arguments, on_cpu)
+        expected = REFERENCES[self.op](*arguments, on_cpu)
         if self.op == "quantize":
             for got, wanted in zip(actual, expected, strict=True):
                 compare_exact(_bits(got), _bits(wanted))
@@ -106,6 +105,11 @@ class QuantizeCase:
         if not steps <= MOST_STEPS:
             raise Mismatch(f"a value is {steps:.1f} steps off, may be {MOST_STEPS:.0f} at the most")
         return {"values": float(self.m * self.k), "differing": differing, "steps": steps}
+
+
+def moved(arguments: list[Tensor | float], device: torch.device) -> list[Tensor | float]:
+    """Arguments with tensors moved to ``device``."""
+    return [each.to(device) if isinstance(each, Tensor) else each for each in arguments]
 
 
 def _values(operand: list[Tensor], per_token: bool) -> Tensor:

@@ -67,6 +67,29 @@ def added(is_residual: bool, rows: Tensor) -> tuple[Value, ...]:
     return (ops.add_rms_norm(x, residual, torch.ones(HIDDEN).bfloat16(), EPS)[0],)
 
 
+def output_of(per_token: bool) -> ops.StaticFp8 | ops.PerTokenFp8:
+    return ops.PerTokenFp8() if per_token else ops.StaticFp8(torch.tensor(1.0))
+
+
+def quantized(op: str, per_token: bool, rows: Tensor) -> tuple[Value, ...]:
+    """Result of ``quantize`` or ``silu_mul_quantize``."""
+    return (getattr(ops, op)(rows, output_of(per_token)),)
+
+
+def normed(per_token: bool, rows: Tensor) -> tuple[Value, ...]:
+    """Result of ``rms_norm_quantize``."""
+    factors = torch.ones(HIDDEN).bfloat16()
+    return (ops.rms_norm_quantize(rows, factors, EPS, output_of(per_token)),)
+
+
+def added_quantized(per_token: bool, is_residual: bool, rows: Tensor) -> tuple[Value, ...]:
+    """Result of ``add_rms_norm_quantize``, and the new residual."""
+    x, residual = (new_rows(), rows) if is_residual else (rows, new_rows())
+    factors, output = torch.ones(HIDDEN).bfloat16(), output_of(per_token)
+    *result, out = ops.add_rms_norm_quantize(x, residual, factors, EPS, output)
+    return tuple(result), out
+
+
 def rotated(rows: Tensor) -> tuple[Value, ...]:
     """Rotated queries of ``rotary_embedding``, whose keys are the same rows."""
     angles = torch.ones(TOKENS, HEAD_DIM).bfloat16()
@@ -98,8 +121,26 @@ PRODUCTS = [
         "gemm, K in 2": Tile(8, split_k=2, max_stages=2),
     }.items()
 ]
+QUANTIZERS = [
+    Stage("quantize", "quantize", "rows", ("fp8",), partial(quantized, "quantize", False)),
+    Stage("quantize per token", "quantize", "rows", ("fp8",), partial(quantized, "quantize", True)),
+    Stage(
+        "silu_mul_quantize", "quantize", "rows", ("fp8",),
+        partial(quantized, "silu_mul_quantize", False),
+    ),
+    Stage("rms_norm_quantize", "quantize", "rows", ("fp8",), partial(normed, True)),
+    Stage(
+        "add_rms_norm_quantize, x", "quantize", "rows", ("fp8", "rows"),
+        partial(added_quantized, True, False),
+    ),
+    Stage(
+        "add_rms_norm_quantize, residual", "quantize", "rows", ("fp8", "rows"),
+        partial(added_quantized, True, True), twin="add_rms_norm_quantize, x",
+    ),
+]  # fmt: skip
 STAGES = [
     *PRODUCTS,
+    *QUANTIZERS,
     Stage("silu_mul_gemm", "gemm", "rows", ("rows",), gated),
     Stage("add_rms_norm, x", "add_rms_norm", "rows", ("rows",), partial(added, False)),
     Stage(

@@ -89,6 +89,14 @@ def test_ties_and_neighbours(op_device: torch.device) -> None:
     check(torch.stack([x, -x]), op_device, torch.tensor(1.0))
 
 
+def test_the_reciprocal_multiplies(op_device: torch.device) -> None:
+    """An element whose quotient by 13 is a tie; its product with the reciprocal is no tie."""
+    x = torch.tensor([0.1650390625, -0.1650390625] * 8).view(1, 16)
+    assert bool((x[0, 0] / 13 * 2**10 == 13).all())  # 6.5 steps of E4M3's subnormal numbers
+    assert bool((x[0, 0] * (1 / torch.tensor(13.0)) * 2**10 != 13).all())
+    check(x.to(BF16), op_device, torch.tensor(13.0))
+
+
 def test_the_smallest_and_the_largest_rows(op_device: torch.device) -> None:
     """Zeros, rows whose scale is bounded, subnormal float32, and rows near float32's end."""
     x = torch.randn(8, 96)

@@ -710,11 +710,12 @@ def test_machines_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(WrongDevice, match="no CUDA device, must have one of sm_100"):
         check.this_device()
-    fake_cuda(monkeypatch, 9, 0, "NVIDIA H200")
-    with pytest.raises(WrongDevice, match=r"GPU is NVIDIA H200 \(sm_90\), must be one of sm_100"):
+    fake_cuda(monkeypatch, 8, 0, "NVIDIA A100")
+    with pytest.raises(WrongDevice, match=r"GPU is NVIDIA A100 \(sm_80\), must be one of sm_100"):
         check.this_device()
-    fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
-    assert check.this_device().arch == "sm_100"
+    for major, name in ((9, "NVIDIA H200"), (10, "NVIDIA B200")):
+        fake_cuda(monkeypatch, major, 0, name)
+        assert check.this_device().arch == f"sm_{major}0"
 
 
 def test_a_folder_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

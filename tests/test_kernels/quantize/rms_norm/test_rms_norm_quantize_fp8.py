@@ -150,6 +150,16 @@ def test_random_values_are_those_of_add_rms_norm(
 
 @SM90
 @ONE_SCHEDULE
+def test_rows_of_zeros(op_device: torch.device) -> None:
+    """Zeros stay zeros, by ``eps``, with a scale of 1 per token."""
+    x, weight = torch.zeros(2, 80, dtype=BF16), torch.ones(80, dtype=BF16)
+    stored, row_scale = rms_norm_quantize(x.to(op_device), weight.to(op_device), EPS, PerTokenFp8())
+    assert not bits(stored).any()
+    assert row_scale.tolist() == [1.0, 1.0]
+
+
+@SM90
+@ONE_SCHEDULE
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 def test_not_finite(bad: float, op_device: torch.device) -> None:
     """A row with NaN or infinity is the reference's; other rows are unaffected."""
