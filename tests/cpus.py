@@ -2,12 +2,14 @@
 
 torch's predicates report the features that the CPU lacks as missing, and vLLM chooses its library
 by these predicates. ATen, oneDNN and MKL query the machine directly, so an environment variable
-limits each.
+limits each. Compiled code is kept apart: the key of torch's cache of graphs leaves out the width of
+vectors, so that code written for AVX-512 would be compiled for AVX2, and compute something else.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ import torch
 from tests import startup
 
 DENIED = "DENIED_CPU_CAPABILITIES"
+CACHES = Path(__file__).parents[1] / ".cache"
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,11 @@ def check(cpu: Cpu) -> None:
 def environment(cpu: Cpu) -> dict[str, str]:
     """Environment in which Python treats this machine's CPU as ``cpu``."""
     denied = {DENIED: ",".join(cpu.denied), "PYTHONPATH": startup.path()}
-    return {**os.environ, **cpu.variables, **denied}
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": str(CACHES / f"inductor-{cpu.name}"),
+        "VLLM_CACHE_ROOT": str(CACHES / f"vllm-{cpu.name}"),
+    }
+    return {**os.environ, **cpu.variables, **denied, **caches}
 
 
 def is_simulated(cpu: Cpu) -> bool:

@@ -64,6 +64,13 @@ def test_large_products_of_few_tokens(shape: str, large: dict[str, float]) -> No
     assert large[shape] <= LARGE[shape]
 
 
+def test_a_tile_of_some_of_the_tokens() -> None:
+    """The scales of 32 of 64 tokens: the terms do not share an atom, though 32 rows could."""
+    output = modelled("gemm", "--terms", "3", "--shape", "64,2048,2048")
+    assert "Tile(columns=32," in output
+    assert "TermLayout(count=3, packed=False)" in output
+
+
 @pytest.mark.parametrize("terms", [2, 3])
 def test_many_tokens(terms: int) -> None:
     """The product reaches at least three quarters of 9 PFLOP/s, divided by the number of terms."""

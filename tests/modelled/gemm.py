@@ -20,6 +20,7 @@ from tests.emulator.timing import Timing, model, speed_of_light
 from tests.emulator.timing.device import TimedGpu
 
 if TYPE_CHECKING:
+    from nvfp4_kernels.formats.terms import TermLayout
     from nvfp4_kernels.gemm.sm100.choose import Problem
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 
@@ -101,25 +102,25 @@ class Modeller:
             found.append(model(launched, clusters=part.clusters, footprint=moved))
 
         self._gpu.finished = finished
-        arguments = self._arguments(m, n, problem)
+        arguments = self._arguments(m, n, problem, tile.terms)
         sizes = (m, n, problem.k, 1, 1, 1)
         bundle = GemmArguments(*arguments, *sizes, defective_below=0, shard_ends=(0,) * 7)
         launch(BlockScaledGemm(tile, output), bundle)
         self._gpu.memory.clear()
         return found[0]
 
-    def _arguments(self, m: int, n: int, problem: "Problem") -> list[object]:
+    def _arguments(self, m: int, n: int, problem: "Problem", terms: "TermLayout") -> list[object]:
         """Launch arguments filled with zeros, as the time does not depend on values."""
         import torch
 
-        from nvfp4_kernels.formats.terms import data_shape, scales_shape
+        from nvfp4_kernels.formats.terms import ONE_TERM, data_shape
 
-        def operand(rows: int, terms: int = 1) -> list[torch.Tensor]:
-            data = torch.zeros(data_shape((), rows, problem.k, terms), dtype=torch.uint8)
-            scales = torch.zeros(scales_shape((), rows, problem.k, terms), dtype=torch.uint8)
+        def operand(rows: int, terms: "TermLayout" = ONE_TERM) -> list[torch.Tensor]:
+            data = torch.zeros(data_shape((), rows, problem.k, terms.count), dtype=torch.uint8)
+            scales = torch.zeros(scales_of_part(rows, problem.k, terms), dtype=torch.uint8)
             return [data, scales]
 
-        x, w1 = operand(m, problem.terms), operand(n)
+        x, w1 = operand(m, terms), operand(n)
         w2 = operand(n) if problem.weights == 2 else w1
         out = torch.zeros(m, n, dtype=torch.bfloat16)
         alpha = torch.ones(2)
@@ -127,6 +128,16 @@ class Modeller:
         for address, tensor in unique.items():
             self._gpu.memory.register(address, tensor.nbytes, keep=tensor)
         return [*x, *w1, *w2, out, None, None, alpha, None, None, None]
+
+
+def scales_of_part(rows: int, k: int, terms: "TermLayout") -> tuple[int, ...]:
+    """Shape of the scales of ``rows`` rows of an operand whose terms have the layout ``terms``.
+
+    So few rows that the terms could share an atom may be a part of an operand of more rows.
+    """
+    from nvfp4_kernels.formats.terms import PACKED_ROWS, scales_shape
+
+    return scales_shape((), rows if terms.packed else max(rows, PACKED_ROWS + 1), k, terms.count)
 
 
 def operand_bytes(problem: "Problem") -> float:

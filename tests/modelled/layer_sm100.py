@@ -3,10 +3,12 @@
 import math
 from typing import TYPE_CHECKING
 
+from tests.modelled.gemm import scales_of_part
 from tests.modelled.traces import Traced, Tracer, operand
 
 if TYPE_CHECKING:
     from examples.kernel_bench.layer import Shape
+    from nvfp4_kernels.formats.terms import TermLayout
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 
 BYTES = 0.5 + 1 / 16  # per NVFP4 element, with its share of the scale
@@ -48,7 +50,7 @@ class ProductsSm100:
         """
         import torch
 
-        from nvfp4_kernels.formats.terms import data_shape, scales_shape
+        from nvfp4_kernels.formats.terms import ONE_TERM, data_shape, scales_shape
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
         from nvfp4_kernels.runtime.compile import launch
 
@@ -60,11 +62,11 @@ class ProductsSm100:
         if not tile.swap_ab:
             m, part = min(self._tokens, down), turns * across
 
-        def packed(height: int, terms: int = 1) -> list[torch.Tensor]:
-            data = torch.zeros(data_shape((), height, k, terms), dtype=torch.uint8)
-            return [data, torch.zeros(scales_shape((), height, k, terms), dtype=torch.uint8)]
+        def packed(height: int, terms: "TermLayout" = ONE_TERM) -> list[torch.Tensor]:
+            data = torch.zeros(data_shape((), height, k, terms.count), dtype=torch.uint8)
+            return [data, torch.zeros(scales_of_part(height, k, terms), dtype=torch.uint8)]
 
-        x, matrices = packed(m, self._terms), [packed(part) for _ in range(weights)]
+        x, matrices = packed(m, tile.terms), [packed(part) for _ in range(weights)]
         out = [torch.zeros(m, part, dtype=torch.bfloat16), None]
         if quantizes:
             shapes = data_shape((), m, part, 1), scales_shape((), m, part, 1)

@@ -21,6 +21,13 @@ seen = torch.cpu._is_avx512_supported(), torch.cpu._is_avx512_bf16_supported()
 amx, capability = torch.cpu._is_amx_tile_supported(), torch.backends.cpu.get_cpu_capability()
 print(json.dumps([*seen, amx, capability, [file for file in files if file.startswith("_C")]]))
 """
+COMPILED = """
+import torch
+
+given = torch.arange(192.0).view(64, 3)
+turned = torch.compile(lambda x: (x.t() / 255 - 1).bfloat16().contiguous(), dynamic=True)
+assert torch.equal(turned(given), (given.t() / 255 - 1).bfloat16())
+"""
 EXPECTED = {
     "avx512": [True, False, False, "AVX512", ["_C_AVX512.abi3.so"]],
     "avx2": [False, False, False, "AVX2", ["_C_AVX2.abi3.so"]],
@@ -42,6 +49,20 @@ def test_processes_take_this_machine_for_it(cpu: cpus.Cpu) -> None:
     command = [sys.executable, "-c", SEEN]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(shown.stdout.splitlines()[-1]) == EXPECTED[cpu.name]
+
+
+def test_compiled_code_is_that_of_the_cpu() -> None:
+    """Torch's cache of graphs takes code for wider vectors for code of the same graph."""
+    for name in ("avx512", "avx2"):
+        try:
+            cpus.check(cpus.CPUS[name])
+        except pytest.UsageError as error:
+            pytest.skip(str(error))
+    for name in ("avx512", "avx2"):
+        command = [sys.executable, "-c", COMPILED]
+        environment = cpus.environment(cpus.CPUS[name])
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (name, done.stderr)
 
 
 def test_the_suite_skips_what_its_library_lacks() -> None:
