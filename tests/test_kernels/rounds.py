@@ -9,7 +9,6 @@ from typing import NamedTuple
 from nvfp4_kernels.attention.decode.sm90.tile import KEYS as BOX_KEYS
 from nvfp4_kernels.attention.decode.sm90.tile import DecodeTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile
-from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90 import tile as sm90
 from nvfp4_kernels.gemm.sm100 import tile as sm100
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
@@ -59,7 +58,7 @@ def gemm_sm90(
     """Rounds of a weight-only product; sums are in registers and leave through shared memory."""
     tiles = _ceil_div(n, tile.rows) * _ceil_div(m, tile.tokens)
     tiles = _ceil_div(tiles, min(tiles, max(1, sms // tile.split_k)))
-    steps = tiles * (_ceil_div(k, TILE * tile.k_tiles) // tile.split_k)
+    steps = tiles * (_ceil_div(k, tile.tile_k * tile.k_tiles) // tile.split_k)
     return Rounds(tiles, steps / tile.depth(output.shared_bytes(tile)))
 
 

@@ -92,7 +92,7 @@ def _quantized(
 
 def _gathered(experts: Experts) -> tuple[KernelSpec, int]:
     """Spec of the layout of a token tile's copied rows, and threads per CTA."""
-    tile = choose_gather(experts.sizes.h * _ELEMENT_SIZE)
+    tile = choose_gather(experts.sizes.h)
     fields = (experts.dtype, tile, experts.top_k, experts.weight_on_input)
     return KernelSpec("", f"{_DISPATCH}.gather:GatheredRows", fields), tile.threads
 

@@ -11,7 +11,13 @@ from nvfp4_kernels.checks import (
     check_shape,
 )
 from nvfp4_kernels.devices import is_reference_device
-from nvfp4_kernels.formats.output import PerToken, Static, check_static
+from nvfp4_kernels.formats.output import (
+    PerToken,
+    Static,
+    StaticFp8,
+    check_static,
+    check_static_fp8,
+)
 from nvfp4_kernels.formats.terms import check_terms
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Ids, Logits
 from nvfp4_kernels.moe.route.op import check_ids, check_sizes
@@ -51,6 +57,9 @@ def check(call: DispatchCall) -> None:
     if isinstance(output, Static):
         check_static(output)
         check_same_device(x=x, **{"output.global_scale": output.global_scale})
+    elif isinstance(output, StaticFp8):
+        check_static_fp8(output)
+        check_same_device(x=x, **{"output.scale": output.scale})
     elif isinstance(output, PerToken):
         check_terms("output.terms", output.terms)
     if x.shape[-1] == 0:

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.formats.output import Nvfp4Output, PerToken
+from nvfp4_kernels.formats.fp8_rows import padded
+from nvfp4_kernels.formats.output import Output, PerToken, PerTokenFp8, Static
 from nvfp4_kernels.formats.terms import data_shape, scales_shape
 from nvfp4_kernels.moe.route.op import new_routing
 from nvfp4_kernels.moe.router import Router
@@ -74,7 +75,7 @@ class DispatchCall(NamedTuple):
 
     x: Tensor
     source: Source
-    output: Nvfp4Output | None = None
+    output: Output = None
     topk_weights: Tensor | None = None
 
     @property
@@ -92,11 +93,12 @@ class Dispatched(NamedTuple):
 
     Attributes:
         data: ``(tiles, T, K)`` of x's dtype; for NVFP4, uint8 ``(tiles, T, K/2)``, with several
-            terms ``(tiles, terms, T, K/2)``.
+            terms ``(tiles, terms, T, K/2)``; for E4M3, float8_e4m3fn ``(tiles, T, ceil(K/64)·64)``
+            in the order of ``formats.fp8_rows``, zeros past K.
         scales: float8_e4m3fn, each tile in a blocked layout of its own; with several terms, scales
             of stacked rows (see ``formats.terms``). None unless NVFP4.
-        row_scale: float32 ``(tiles, T)``, global scale of each row, 1 for padding; None unless
-            ``PerToken``.
+        row_scale: float32 ``(tiles, T)``, scale of each row, 1 for padding; None unless
+            ``PerToken`` or ``PerTokenFp8``.
         routing: routing of the tokens: the source itself, or the routing computed from the source.
         topk_weights: float32 ``(M, k)``, routing weights of the selected experts; None unless the
             source is ``Logits``.
@@ -120,12 +122,15 @@ def empty(call: DispatchCall) -> Dispatched:
     if isinstance(source, Logits):
         weights = x.new_empty(call.slots, dtype=torch.float32)
     (tiles, rows), k = routing.slots.shape, x.shape[-1]
+    scales = row_scale = None
     if output is None:
-        return Dispatched(x.new_empty((tiles, rows, k)), None, None, routing, weights)
-    terms = output.terms
-    data = x.new_empty(data_shape((tiles,), rows, k, terms), dtype=torch.uint8)
-    scales = x.new_empty(scales_shape((tiles,), rows, k, terms), dtype=torch.float8_e4m3fn)
-    row_scale = None
-    if isinstance(output, PerToken):
+        data = x.new_empty((tiles, rows, k))
+    elif isinstance(output, Static | PerToken):
+        terms = output.terms
+        data = x.new_empty(data_shape((tiles,), rows, k, terms), dtype=torch.uint8)
+        scales = x.new_empty(scales_shape((tiles,), rows, k, terms), dtype=torch.float8_e4m3fn)
+    else:
+        data = x.new_empty((tiles, rows, padded(k)), dtype=torch.float8_e4m3fn)
+    if isinstance(output, PerToken | PerTokenFp8):
         row_scale = x.new_empty((tiles, rows), dtype=torch.float32)
     return Dispatched(data, scales, row_scale, routing, weights)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from nvfp4_kernels.device.row_vectors import tile as vectors
+from nvfp4_kernels.device.row_vectors.tile import VECTOR, VectorTile
 from nvfp4_kernels.device.rowwise.tile import (
     ATOM_ROWS,
     BLOCK,
@@ -14,8 +16,7 @@ from nvfp4_kernels.moe.routing import max_tiles
 LINES = 32  # rows, up to which a CTA writes whole lines of atoms
 SLOTS, WARPS = 8, 4  # of a CTA whose rows share a global scale
 RESIDENT_THREADS = 1024  # of an SM, with the registers that a row takes
-VECTOR_BYTES = 16  # bytes per copy of a thread
-MAX_COPIED = 4  # such vectors of a thread
+MAX_COPIED = 4  # vectors of a thread
 MAX_COPY_THREADS = 256
 MAX_SLOTS = 256  # most slots that every CTA sorts itself
 CTAS_PER_SM = 1  # each of which sorts: several get in one another's way
@@ -60,20 +61,19 @@ def items_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
     return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
 
 
-@dataclass(frozen=True)
-class GatherTile:
-    """Shape of a CTA that copies rows: ``threads`` threads with ``steps`` 16-byte vectors each."""
+def choose_gather(k: int) -> VectorTile:
+    """Choose the layout of CTAs that copy rows of ``k`` elements, or equal parts. Pure function."""
+    count = -(-k // VECTOR)
+    steps = min(MAX_COPIED, -(-count // MAX_COPY_THREADS))
+    parts = -(-count // (MAX_COPY_THREADS * steps))
+    return VectorTile(max(WARP, -(-count // (parts * steps * WARP)) * WARP), steps)
 
-    threads: int
-    steps: int
 
-
-def choose_gather(row_bytes: int) -> GatherTile:
-    """Choose the shape of CTAs that copy rows, or equal parts of rows. Pure function."""
-    vectors = -(-row_bytes // VECTOR_BYTES)
-    steps = min(MAX_COPIED, -(-vectors // MAX_COPY_THREADS))
-    parts = -(-vectors // (MAX_COPY_THREADS * steps))
-    return GatherTile(max(WARP, -(-vectors // (parts * steps * WARP)) * WARP), steps)
+def choose_fp8_rows(rows: int, k: int, element_size: int, per_token: bool, sms: int) -> VectorTile:
+    """Choose the layout for rows as E4M3, of ``rows`` rows of all tiles in use. Pure function."""
+    if per_token:
+        return vectors.choose_whole_rows(rows, k, VECTOR * element_size // 4, sms)
+    return choose_gather(k)
 
 
 # --- grids ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.moe.dispatch.gather import GatheredRows
+from nvfp4_kernels.moe.dispatch.gather import Fp8TokenRows, GatheredRows
 from nvfp4_kernels.moe.dispatch.ids import CtaRoute
 from nvfp4_kernels.moe.dispatch.logits import TopkRoute
 from nvfp4_kernels.moe.dispatch.quantize import MoeRows
@@ -27,7 +27,7 @@ class MoeDispatch:
     """
 
     source: GivenTiles | CtaRoute | TopkRoute
-    rows: GatheredRows | MoeRows
+    rows: GatheredRows | Fp8TokenRows | MoeRows
 
     def signature(self) -> tuple[DispatchArguments]:
         """Example arguments of ``__call__``, for ``cute.compile``."""

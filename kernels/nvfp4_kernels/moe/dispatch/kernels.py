@@ -1,4 +1,4 @@
-"""Kernel table of ``moe_dispatch``: one class for all sources; NVFP4 requires sm_100."""
+"""Kernel table of ``moe_dispatch``: one class for all sources; NVFP4 on sm_100, E4M3 on sm_90."""
 
 from nvfp4_kernels.dispatch import KernelTable
 
@@ -7,11 +7,11 @@ _KERNEL = ("MoeDispatch", "nvfp4_kernels.moe.dispatch.launch:moe_dispatch")
 KERNELS = KernelTable(
     "moe_dispatch",
     {
-        ("cpu", "w4a4", "float"): (
+        ("cpu", "w4a4", "w4a8", "float"): (
             "reference",
             "nvfp4_kernels.moe.dispatch.reference:moe_dispatch",
         ),
-        ("sm_90", "float"): _KERNEL,
+        ("sm_90", "w4a8", "float"): _KERNEL,
         ("sm_100", "w4a4", "float"): _KERNEL,
     },
 )

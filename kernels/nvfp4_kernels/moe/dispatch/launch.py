@@ -3,13 +3,15 @@
 from typing import Any
 
 from nvfp4_kernels.checks import check_layout
+from nvfp4_kernels.device.row_vectors.fp8 import Fp8Rows
 from nvfp4_kernels.device.rowwise.operands import check_aligned
 from nvfp4_kernels.device.rowwise.output import QuantizedRows
 from nvfp4_kernels.devices import device_facts, dtype_name
-from nvfp4_kernels.formats.output import PerToken, Static
+from nvfp4_kernels.formats.output import PerToken, PerTokenFp8, Static, StaticFp8
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits, empty
 from nvfp4_kernels.moe.dispatch.choose import (
+    choose_fp8_rows,
     choose_gather,
     choose_rows,
     ctas_of_ids,
@@ -19,7 +21,7 @@ from nvfp4_kernels.moe.dispatch.choose import (
     fuse_logits,
     items_of_tile,
 )
-from nvfp4_kernels.moe.dispatch.gather import CopiedRows, GatheredRows
+from nvfp4_kernels.moe.dispatch.gather import CopiedRows, Fp8TokenRows, GatheredRows, RowVectors
 from nvfp4_kernels.moe.dispatch.ids import CtaRoute, IdsArguments
 from nvfp4_kernels.moe.dispatch.kernel import MoeDispatch
 from nvfp4_kernels.moe.dispatch.logits import LogitsArguments, TopkRoute
@@ -37,7 +39,7 @@ from nvfp4_kernels.moe.topk.choice import RouterLogits
 from nvfp4_kernels.moe.topk.kernel import check_logits, choice_of, moe_topk
 from nvfp4_kernels.runtime.compile import launch
 
-Rows = GatheredRows | MoeRows
+Rows = GatheredRows | Fp8TokenRows | MoeRows
 
 
 def moe_dispatch(call: DispatchCall) -> Dispatched:
@@ -128,6 +130,9 @@ def _launch(
     out: Any
     if isinstance(rows, GatheredRows):
         out = CopiedRows(found.data, k)
+    elif isinstance(rows, Fp8TokenRows):
+        scale = output.scale if isinstance(output, StaticFp8) else found.row_scale
+        out = Fp8Rows(found.data, scale, tiles * tile_tokens, k)
     else:
         check_aligned("x", x)
         scale = output.global_scale if isinstance(output, Static) else found.row_scale
@@ -142,8 +147,8 @@ def _launch(
 def _items_of_tile(call: DispatchCall, rows: Rows, tile_tokens: int) -> int:
     """Number of work items per token tile."""
     k = call.x.shape[-1]
-    if isinstance(rows, GatheredRows):
-        return tile_tokens * -(-k // rows.part)
+    if isinstance(rows, RowVectors):
+        return rows.items_of_tile(tile_tokens, k)
     return items_of_tile(rows.tile, tile_tokens, k)
 
 
@@ -151,17 +156,21 @@ def _rows_of(call: DispatchCall, sms: int) -> Rows:
     """Choose the layout of rows, as if every slot of the batch were a row in use."""
     x, source, output, weights = call
     k, (tokens, top_k), weighted = x.shape[-1], call.slots, weights is not None
-    dtype = dtype_name(x.dtype)
+    dtype, of_token = dtype_name(x.dtype), top_k if x.ndim == 2 else 0
     if output is None:
-        return GatheredRows(dtype, choose_gather(k * x.element_size()), top_k, weighted)
-    per_token, tile_tokens = isinstance(output, PerToken), source.tile_tokens
+        return GatheredRows(dtype, choose_gather(k), of_token, weighted)
+    per_token = isinstance(output, PerToken | PerTokenFp8)
+    sizes = tokens * top_k, k, x.element_size(), per_token, sms
+    if isinstance(output, StaticFp8 | PerTokenFp8):
+        return Fp8TokenRows(dtype, choose_fp8_rows(*sizes), of_token, weighted, per_token)
+    tile_tokens = source.tile_tokens
     return MoeRows(
         dtype=dtype,
         per_token=per_token,
-        tile=choose_rows(tokens * top_k, k, x.element_size(), per_token, sms),
+        tile=choose_rows(*sizes),
         tile_tokens=tile_tokens,
         k=k,
-        top_k=top_k if x.ndim == 2 else 0,
+        top_k=of_token,
         weighted=weighted,
         terms=TermLayout.of(output.terms, tile_tokens),
     )

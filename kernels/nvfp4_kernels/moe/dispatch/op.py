@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.formats.output import Nvfp4Output, Output, PerToken, Static, refuse_output
+from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.formats.output import (
+    Output,
+    PerToken,
+    PerTokenFp8,
+    Static,
+    StaticFp8,
+    refuse_output,
+)
 from nvfp4_kernels.moe.dispatch.arguments import check
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits, Source, empty
 from nvfp4_kernels.moe.dispatch.kernels import KERNELS
@@ -29,7 +37,7 @@ _SOURCES = {
 _ROUTER = (
     "SymInt top_k, str scoring, bool renormalize, SymInt groups, SymInt top_groups, float scale"
 )
-_OUTPUTS = "quantize", "quantize_per_token", "gather"
+_OUTPUTS = "quantize", "quantize_per_token", "quantize_fp8", "quantize_fp8_per_token", "gather"
 
 
 def moe_dispatch(
@@ -42,11 +50,12 @@ def moe_dispatch(
 
     Args:
         x: bfloat16 or float16 ``(M, K)``, K a multiple of 16; with a ``Routing`` and an ``output``
-            also ``(tiles, T, K)``, already in tiles. On a GPU contiguous and 32-byte aligned (16 if
-            ``output`` is None).
+            also ``(tiles, T, K)``, already in tiles. On a GPU contiguous and, for NVFP4, 32-byte
+            aligned, else 16-byte aligned. For E4M3 with a scale per token K is at most 49152.
         source: a ``Routing``; ``Ids``, the experts of each token; or ``Logits``, from which the op
             selects experts.
-        output: ``Static(global_scale, terms)`` or ``PerToken(terms)`` for NVFP4; None: x's dtype.
+        output: ``Static(global_scale, terms)`` or ``PerToken(terms)`` for NVFP4 (CPU, sm_100);
+            ``StaticFp8(scale)`` or ``PerTokenFp8()`` for E4M3 (CPU, sm_90); None: x's dtype.
         topk_weights: float32 ``(M, k)``: routing weights by which tokens are multiplied first, in
             float32, with products rounded to x's dtype; None: not applied. Must be None with
             ``Logits``, whose weights the op computes, and with rows already in tiles.
@@ -81,37 +90,47 @@ def moe_dispatch(
             "with moe_route()"
         )
     weights = () if isinstance(source, Logits) else (topk_weights,)
-    if output is None:
-        found = getattr(torch.ops.nvfp4, f"{op}_gather")(x, *before, *weights, *after)
-    elif isinstance(output, Static):
-        found = getattr(torch.ops.nvfp4, f"{op}_quantize")(
-            x, *before, output.global_scale, *weights, output.terms, *after
-        )
-    elif isinstance(output, PerToken):
-        found = getattr(torch.ops.nvfp4, f"{op}_quantize_per_token")(
-            x, *before, *weights, output.terms, *after
-        )
-    else:
-        raise refuse_output(output, "None, Static(global_scale, terms) or PerToken(terms)")
+    suffix, scale, terms = _fields_of(output)
+    run = getattr(torch.ops.nvfp4, f"{op}_{suffix}")
+    found = run(x, *before, *scale, *weights, *terms, *after)
     parts: list[Any] = [found] if isinstance(found, Tensor) else list(found)
     chosen = parts.pop(0) if isinstance(source, Logits) else None
     if isinstance(source, Routing):
         routing = source
     else:
         routing, parts = Routing(*parts[:3]), parts[3:]
-    data, scales, row_scale = (*parts, None, None)[:3]
+    data = parts.pop(0)
+    scales = parts.pop(0) if isinstance(output, Static | PerToken) else None
+    row_scale = parts.pop(0) if parts else None
     return Dispatched(data, scales, row_scale, routing, chosen)
+
+
+def _fields_of(output: Output) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:
+    """Last part of a custom op's name; scale and number of terms, as far as ``output`` has them."""
+    if output is None:
+        return "gather", (), ()
+    if isinstance(output, Static):
+        return "quantize", (output.global_scale,), (output.terms,)
+    if isinstance(output, PerToken):
+        return "quantize_per_token", (), (output.terms,)
+    if isinstance(output, StaticFp8):
+        return "quantize_fp8", (output.scale,), ()
+    if isinstance(output, PerTokenFp8):
+        return "quantize_fp8_per_token", (), ()
+    accepted = "Static(global_scale, terms), PerToken(terms), StaticFp8(scale) or PerTokenFp8()"
+    raise refuse_output(output, f"None, {accepted}")
 
 
 def _schema(source: str, output: str) -> str:
     """Schema of the custom op whose arguments are x and the fields of ``source`` and ``output``."""
     routed, chosen = source != "moe", source == "moe_topk_route"
-    quantized, per_token = output != "gather", output == "quantize_per_token"
+    nvfp4 = output in ("quantize", "quantize_per_token")
     given = ["Tensor x", _SOURCES[source]]
-    given += ["Tensor global_scale"] * (quantized and not per_token)
-    given += ["Tensor? topk_weights"] * (not chosen) + ["SymInt terms"] * quantized
+    given += ["Tensor global_scale"] * (output == "quantize")
+    given += ["Tensor scale"] * (output == "quantize_fp8")
+    given += ["Tensor? topk_weights"] * (not chosen) + ["SymInt terms"] * nvfp4
     given += [_ROUTER] * chosen
-    results = 1 + quantized + per_token + 3 * routed + chosen
+    results = 1 + nvfp4 + output.endswith("per_token") + 3 * routed + chosen
     returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     return f"({', '.join(given)}) -> {returned}"
 
@@ -120,14 +139,16 @@ def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
     """Pack a custom op's arguments, the fields of source and output, into a ``DispatchCall``."""
     count = _SOURCES[source].count(",") + 1
     before, rest = flat[:count], list(flat[count:])
-    calibrated = output == "quantize"
     # torch passes None on for a tensor: an error, not another format.
-    scale: Any = rest.pop(0) if calibrated else None
+    scale: Any = rest.pop(0) if output in ("quantize", "quantize_fp8") else None
     weights = None if source == "moe_topk_route" else rest.pop(0)
-    to: Nvfp4Output | None = None
-    if output != "gather":
-        terms = rest.pop(0)
-        to = Static(scale, terms) if calibrated else PerToken(terms)
+    to: Output = None
+    if output == "quantize":
+        to = Static(scale, rest.pop(0))
+    elif output == "quantize_per_token":
+        to = PerToken(rest.pop(0))
+    elif output != "gather":
+        to = StaticFp8(scale) if output == "quantize_fp8" else PerTokenFp8()
     if source == "moe":
         return DispatchCall(x, Routing(*before), to, weights)
     if source == "moe_route":
@@ -149,8 +170,15 @@ def _returned(call: DispatchCall, found: Dispatched) -> Any:
 
 def _run(call: DispatchCall) -> Any:
     check(call)
-    kernel = KERNELS.select(call.x.device, "float" if call.output is None else "w4a4").load()
+    kernel = KERNELS.select(call.x.device, _mode_of(call.output)).load()
     return _returned(call, kernel(call))
+
+
+def _mode_of(output: Output) -> Mode:
+    """Arithmetic of the products that read the tiles; ``"float"`` for copies."""
+    if output is None:
+        return "float"
+    return "w4a4" if isinstance(output, Static | PerToken) else "w4a8"
 
 
 def _define(source: str, output: str) -> None:

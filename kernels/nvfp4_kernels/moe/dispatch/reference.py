@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
+from nvfp4_kernels.formats.fp8_rows import quantize_fp8, token_scales
 from nvfp4_kernels.formats.nvfp4 import row_global_scales
-from nvfp4_kernels.formats.output import PerToken
+from nvfp4_kernels.formats.output import PerToken, PerTokenFp8, StaticFp8
 from nvfp4_kernels.formats.terms import quantize_terms
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits
 from nvfp4_kernels.moe.route.reference import moe_route
@@ -24,6 +25,11 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
     rows = _gathered(x, source, factors)
     if output is None:
         return Dispatched(rows, None, None, source, weights)
+    if isinstance(output, StaticFp8):
+        return Dispatched(quantize_fp8(rows, output.scale), None, None, source, weights)
+    if isinstance(output, PerTokenFp8):
+        row_scale = token_scales(rows)
+        return Dispatched(quantize_fp8(rows, row_scale), None, row_scale, source, weights)
     if isinstance(output, PerToken):
         scale = row_scale = row_global_scales(rows)
     else:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Boolean, Float32, Int32, Int64, Vector
+from cutlass import Array, Boolean, Float32, Int32, Int64, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.arguments import example
@@ -95,6 +95,17 @@ def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int
         write_only_types=[Int32],
         read_only_args=[source.data_ptr(row), there_is],
     )
+
+
+def load_vector(source: cute.Pointer, index: Int64, there_is: Boolean) -> Vector:
+    """Load 16 bytes from element ``index`` on; return zeros if not ``there_is``."""
+    words = ptx.inline_ptx(
+        " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(4))
+        + " @{$r1} ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[Array(source, shape=(1,)).data_ptr(index), there_is],
+    )
+    return Vector.from_elements(tuple(words), Uint32).bitcast(source.dtype)
 
 
 def load_weight(source: cute.Pointer, slot: Int32) -> Float32:

@@ -212,7 +212,10 @@ X, IDS = torch.zeros(3, 32, dtype=BF16), torch.zeros(3, 2, dtype=torch.int32)
         ),
         ((X, Ids(IDS, 4, 8), PerToken(5)), r"output.terms: is 5, must be 1 to 4"),
         ((X, Ids(IDS, 4, 8), Static(torch.ones(3))), r"output.global_scale: shape is \(3,\), must"),
-        ((X, Ids(IDS, 4, 8), 3), r"output: is a int, must be None, Static\(global_scale, terms\)"),
+        (
+            (X, Ids(IDS, 4, 8), 3),
+            r"output: is a int, must be None, Static\(global_scale, terms\), ",
+        ),
         ((X, IDS), r"source: is Tensor, must be a Routing, Ids or Logits"),
     ],
 )

@@ -293,7 +293,7 @@ def test_refuses(arguments: tuple, message: str) -> None:
     [
         (PerToken(5), r"output.terms: is 5, must be 1 to 4"),
         (Static(torch.ones(3)), r"output.global_scale: shape is \(3,\), must be \(\)"),
-        ("nvfp4", r"output: is a str, must be None, Static\(global_scale, terms\) or PerToken"),
+        ("nvfp4", r"output: is a str, must be None, Static\(global_scale, terms\), PerToken"),
     ],
 )
 def test_refuses_an_output(output: Any, message: str) -> None:

@@ -176,7 +176,10 @@ WEIGHTS = torch.ones(3, 2)
         ),
         ((X, ROUTING, PerToken(5)), r"output.terms: is 5, must be 1 to 4"),
         ((X, ROUTING, Static(SCALE, 0)), r"output.terms: is 0, must be 1 to 4"),
-        ((X, ROUTING, SCALE), r"output: is a Tensor, must be None, Static\(global_scale"),
+        (
+            (X, ROUTING, SCALE),
+            r"output: is a Tensor, must be None, Static\(global_scale, terms\), PerToken",
+        ),
         ((X, ROUTING, Static(torch.ones(3))), r"output.global_scale: shape is \(3,\), must"),
         (
             (X, ROUTING._replace(groups=ROUTING.groups[:1]), PerToken()),

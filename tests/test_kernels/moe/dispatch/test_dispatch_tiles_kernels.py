@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, PerToken, Static, moe_dispatch
+from nvfp4_kernels.device.row_vectors.tile import VectorTile
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.devices import SM_COUNTS
 from nvfp4_kernels.formats.output import Output
 from nvfp4_kernels.moe.dispatch import reference
 from nvfp4_kernels.moe.dispatch.call import DispatchCall
 from nvfp4_kernels.moe.dispatch.choose import (
-    GatherTile,
     choose_gather,
     ctas_of_tiles,
     items_of_tile,
@@ -173,7 +173,7 @@ def test_gather(case: RoutingCase, op_device: torch.device) -> None:
 def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several CTAs per row and several work items per CTA, with weights."""
     module = import_module("nvfp4_kernels.moe.dispatch.launch")
-    monkeypatch.setattr(module, "choose_gather", lambda *_: GatherTile(32, 2))
+    monkeypatch.setattr(module, "choose_gather", lambda *_: VectorTile(32, 2))
     monkeypatch.setattr(module, "ctas_of_tiles", lambda *_: 5)
     x, routing = routed(RoutingCase(9, 2, 3, ids="hostile"), 16 * 37, FP16)
     weights = torch.rand(routing.rows.shape)
@@ -215,9 +215,9 @@ def test_choices() -> None:
     assert items_of_tile(RowTile(8, 8, 4), 256, 2048) == 32
     assert ctas_of_tiles(10, 128, 148) == 10
     assert ctas_of_tiles(10**6, 256, 148) == 4 * 148
-    assert choose_gather(7168 * 2) == GatherTile(224, 4)
-    assert choose_gather(2048 * 2) == GatherTile(256, 1)
-    assert choose_gather(32) == GatherTile(32, 1)
+    assert choose_gather(7168) == VectorTile(224, 4)
+    assert choose_gather(2048) == VectorTile(256, 1)
+    assert choose_gather(16) == VectorTile(32, 1)
 
 
 @SM100
