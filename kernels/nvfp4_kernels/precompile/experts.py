@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from nvfp4_kernels.formats.fp8_rows import padded
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.grouped.tile_tokens import tile_tokens
+from nvfp4_kernels.gemm.sm90 import choose_fp8 as fp8_sm90
 from nvfp4_kernels.gemm.sm90 import choose_grouped as sm90
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig as EpilogueSm90
 from nvfp4_kernels.gemm.sm100 import choose_grouped as sm100
@@ -73,22 +75,26 @@ def _products(experts: Experts, family: str, max_tokens: int, sms: int) -> Itera
 
 def _is_routed_before(experts: Experts, product: _Grouped) -> bool:
     """Whether the preceding launch is a GEMM of the same routing, not a quantiser."""
-    return not product.is_first and experts.inputs != "per-token"
+    return not product.is_first and not experts.is_per_token
 
 
 def _spec_sm90(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
     activation = experts.activation if product.is_first else None
+    to_fp8 = product.is_first and experts.inputs == "fp8-static"
+    k = padded(product.k) if experts.is_fp8 else product.k
     output = EpilogueSm90(
-        act=experts.dtype,
-        dtype=experts.dtype,
+        act="float8_e4m3fn" if experts.is_fp8 else experts.dtype,
+        dtype="float8_e4m3fn" if to_fp8 else experts.dtype,
+        per_token=experts.inputs == "fp8-per-token",
         bias=experts.dtype if experts.bias else "",
         activation=activation,
     )
     problem = sm90.GroupedProblem(
-        product.tiles, product.tile_tokens, experts.sizes.held, product.n, product.k,
+        product.tiles, product.tile_tokens, experts.sizes.held, product.n, k,
         product.weights, experts.sizes.total,
     )  # fmt: skip
-    tile, output = sm90.choose_grouped_config(problem, output, sms)
+    choose = (fp8_sm90 if experts.is_fp8 else sm90).choose_grouped_config
+    tile, output = choose(problem, output, sms)
     tile = replace(tile, routed_before=_is_routed_before(experts, product))
     return weight_only_spec("grouped_gemm", tile, output)
 

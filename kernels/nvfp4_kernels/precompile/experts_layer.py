@@ -9,7 +9,8 @@ from nvfp4_kernels.moe.router import Router
 from nvfp4_kernels.precompile.model import Dtype
 from nvfp4_kernels.sm100.limits import K_STEP
 
-Inputs = Literal["static", "per-token", "16-bit"]
+# NVFP4 with a global scale for all tokens or for each; 16 bits or, in the same way, E4M3 on sm_90.
+Inputs = Literal["static", "per-token", "16-bit", "fp8-static", "fp8-per-token"]
 
 # Granularity to which K of a grouped GEMM must be padded, for each family; 1: no padding.
 GROUPED_K_STEPS = {"cpu": 1, "sm_90": 1, "sm_100": K_STEP}
@@ -38,7 +39,7 @@ class Experts:
         top_k: number of experts per token.
         activation: activation between gemm1 and gemm2.
         dtype: dtype of tokens and results.
-        inputs: quantisation of the GEMMs' inputs; ``"16-bit"`` on sm_90.
+        inputs: format of the GEMMs' inputs; ``"16-bit"`` or E4M3 on sm_90.
         terms: NVFP4 terms of the inputs.
         mapped: length of the expert map from global to local experts; 0: no map.
         bias: whether both GEMMs add a bias.
@@ -56,6 +57,16 @@ class Experts:
     bias: bool = False
     weight_on_input: bool = False
     choice: Choice | None = None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether inputs are E4M3."""
+        return self.inputs in ("fp8-static", "fp8-per-token")
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether each token has a scale, so that gemm2's inputs are quantised by a launch."""
+        return self.inputs in ("per-token", "fp8-per-token")
 
     def served(self, family: str, inputs: Inputs, terms: int) -> "Experts":
         """Copy of the layer with the input quantisation and the padded sizes of a family's kernels.

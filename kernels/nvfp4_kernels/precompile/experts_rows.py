@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.moe.combine.choose import choose_config as choose_combine
-from nvfp4_kernels.moe.dispatch.choose import choose_gather, choose_rows, fuse_ids, fuse_logits
+from nvfp4_kernels.moe.dispatch.choose import (
+    choose_fp8_rows,
+    choose_gather,
+    choose_rows,
+    fuse_ids,
+    fuse_logits,
+)
 from nvfp4_kernels.moe.route.choose import choose_config as choose_route
 from nvfp4_kernels.moe.route.choose import mapped_experts
 from nvfp4_kernels.moe.route.tile import Sizes
@@ -27,9 +33,7 @@ def row_specs(
         tile_tokens: rows of a token tile.
         sms: SMs of the GPU.
     """
-    gathers = experts.inputs == "16-bit"
-    parts = _gathered(experts) if gathers else _quantized(experts, tokens, tile_tokens, sms)
-    rows, threads = parts
+    rows, threads = _rows(experts, tokens, tile_tokens, sms)
     slots, held = tokens * experts.top_k, experts.sizes.held
     mapped = mapped_experts(experts.mapped) if experts.mapped else 0
     sizes = Sizes(held, mapped, tile_tokens)
@@ -50,8 +54,8 @@ def row_specs(
         else:
             source = KernelSpec("", f"{_DISPATCH}.ids:CtaRoute", (sort, sizes))
     yield "tokens", _dispatch(source, rows)
-    if experts.inputs == "per-token":
-        in_tiles, _ = _quantized(experts, tokens, tile_tokens, sms, in_tiles=True)
+    if experts.is_per_token:
+        in_tiles, _ = _rows(experts, tokens, tile_tokens, sms, in_tiles=True)
         yield "w2", _dispatch(_given_tiles(tile_tokens), in_tiles)
     yield "sum", _combine(experts, tokens, sms)
 
@@ -73,18 +77,25 @@ def _choice(experts: Experts) -> KernelSpec | None:
     return KernelSpec("", f"{_TOPK}.choice:TokenChoice", fields)
 
 
-def _quantized(
+def _rows(
     experts: Experts, tokens: int, tile_tokens: int, sms: int, *, in_tiles: bool = False
 ) -> tuple[KernelSpec, int]:
-    """Spec of the layout of a token tile's quantised rows, and threads per CTA.
+    """Spec of the layout of a token tile's rows, and threads per CTA.
 
     With ``in_tiles``, the rows are gemm2's inputs, already in token tiles; else tokens.
     """
-    per_token = experts.inputs == "per-token"
+    if experts.inputs == "16-bit":
+        return _gathered(experts)
+    per_token = experts.is_per_token
     k = experts.sizes.i if in_tiles else experts.sizes.h
-    tile = choose_rows(tokens * experts.top_k, k, _ELEMENT_SIZE, per_token, sms)
+    sizes = tokens * experts.top_k, k, _ELEMENT_SIZE, per_token, sms
     top_k = 0 if in_tiles else experts.top_k
     weighted = experts.weight_on_input and not in_tiles
+    if experts.is_fp8:
+        vectors = choose_fp8_rows(*sizes)
+        spec = (experts.dtype, vectors, top_k, weighted, per_token)
+        return KernelSpec("", f"{_DISPATCH}.gather:Fp8TokenRows", spec), vectors.threads
+    tile = choose_rows(*sizes)
     layout = TermLayout.of(experts.terms, tile_tokens)
     fields = (experts.dtype, per_token, tile, tile_tokens, k, top_k, weighted, layout)
     return KernelSpec("", f"{_DISPATCH}.quantize:MoeRows", fields), tile.threads

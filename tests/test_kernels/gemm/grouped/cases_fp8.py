@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.formats.folded import FoldedWeight, to_folded
-from nvfp4_kernels.formats.fp8_rows import padded, to_rows
+from nvfp4_kernels.formats.fp8_rows import from_rows, padded, quantize_fp8, to_rows
 from nvfp4_kernels.formats.nvfp4 import from_blocked
 from nvfp4_kernels.formats.output import StaticFp8
 from nvfp4_kernels.gemm.call import GroupedGemmCall
@@ -16,10 +16,11 @@ from nvfp4_kernels.gemm.grouped.reference import grouped_gemm
 from nvfp4_kernels.gemm.sm90.choose import with_store
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.runtime.compile import launch
-from tests.devices import KernelDevice
+from tests.devices import Emulated, KernelDevice
 from tests.test_kernels.gemm.grouped.cases_sm90 import problem_of
 from tests.test_kernels.gemm.grouped.grouped_cases import GroupedCase, GroupedProblem
 from tests.test_kernels.gemm.grouped.tiles_sm90 import SIGNS, put_tiles
+from tests.test_kernels.gemm.test_fp8_sm90 import truncation
 from tests.test_kernels.routing_cases import CASES as ROUTINGS
 from tests.test_kernels.routing_cases import RoutingCase
 
@@ -87,6 +88,38 @@ def folded_weights(data: Tensor, blocked: Tensor) -> FoldedWeight:
 def out_scales(experts: int) -> Tensor:
     """Scale of an E4M3 result, another for each expert; some results saturate."""
     return torch.linspace(0.02, 0.3, experts)
+
+
+def check_results(
+    found: Tensor, exact: Tensor, k: int, scale: Tensor | None = None, *, on_gpu: bool = False
+) -> None:
+    """Compare results of an expert with float32 or float64 values, bit for bit.
+
+    Args:
+        found: floating-point results, or rows of E4M3.
+        exact: values before they are rounded, ``(…, N)``.
+        k: elements of K.
+        scale: of E4M3 results.
+        on_gpu: whether a GPU added up: sums are then truncated, and compared within a tolerance.
+    """
+    exact, values, share = exact.float(), found.float(), 2.0**-7
+    if scale is not None:
+        if not on_gpu:
+            assert torch.equal(raw(found), raw(quantize_fp8(exact, scale)))
+            return
+        limit, share = 448 * float(scale), 2.0**-3
+        values = from_rows(found, exact.shape[-1]).float() * scale
+        exact = exact.clamp(-limit, limit)
+    elif not on_gpu:
+        assert torch.equal(found, exact.to(found.dtype))
+        return
+    margin = share * exact.abs() + 8 * truncation(k, float(exact.abs().max()))
+    assert ((values - exact).abs() <= margin).all()
+
+
+def raw(x: Tensor) -> Tensor:
+    """Bytes of ``x``."""
+    return x.contiguous().view(torch.uint8)
 
 
 def call_of(problem: GroupedProblem, activation: Activation | None) -> GroupedGemmCall:
@@ -207,8 +240,15 @@ def check(
     device: KernelDevice, tile: Tile, output: EpilogueConfig, given: Operands, sms: int
 ) -> None:
     """Check the kernel's results bit for bit, and that spare tiles are unchanged."""
-    out = run(device, tile, output, given, sms).cpu()
-    raw, expected = out.view(torch.uint8), given.expected().contiguous().view(torch.uint8)
-    assert torch.equal(raw[: given.used], expected)
-    assert given.call.output is None or expected.count_nonzero() >= 0.3 * expected.numel()
+    out, call, expected = run(device, tile, output, given, sms).cpu(), given.call, given.expected()
     assert out[given.used :].float().isnan().all()
+    assert call.output is None or raw(expected).count_nonzero() >= 0.3 * expected.numel()
+    if isinstance(device, Emulated):
+        assert torch.equal(raw(out[: given.used]), raw(expected))
+        return
+    exact, _ = grouped_gemm(call._replace(output=None, out_dtype=FP32))
+    for at in range(given.used):
+        scale = None
+        if isinstance(call.output, StaticFp8):
+            scale = call.output.scale[call.groups[1 + at]]
+        check_results(out[at], exact[at], call.a.shape[-1], scale, on_gpu=True)

@@ -7,7 +7,6 @@ import torch
 
 from nvfp4_kernels import InvalidArgument, NoKernelError, StaticFp8, grouped_gemm
 from nvfp4_kernels.activation import UNGATED, Activation
-from nvfp4_kernels.formats.fp8_rows import quantize_fp8
 from nvfp4_kernels.gemm.grouped import reference
 from tests import devices
 from tests.emulator import EAGER
@@ -16,6 +15,7 @@ from tests.test_kernels.gemm.grouped.cases_fp8 import (
     CASES,
     EVERY_SIZE,
     call_of,
+    check_results,
     folded_problem,
     out_scales,
 )
@@ -33,13 +33,14 @@ def on_sm90(test: Any) -> Any:
     return test
 
 
-def check_exact(out: torch.Tensor, problem: GroupedProblem, case: GroupedCase) -> None:
-    """Compare the tiles in use with float64, bit for bit."""
+def check_exact(
+    out: torch.Tensor, problem: GroupedProblem, case: GroupedCase, *, on_gpu: bool = False
+) -> None:
+    """Compare the tiles in use with float64; see ``check_results``."""
     assert out.dtype == case.out_dtype
     assert out.shape == (*problem.a.shape[:2], case.n)
     for tile in range(problem.used):
-        expected = torch.from_numpy(problem.products(tile)).float().to(case.out_dtype)
-        assert torch.equal(out[tile], expected)
+        check_results(out[tile], torch.from_numpy(problem.products(tile)), case.k, on_gpu=on_gpu)
 
 
 @EVERY_CASE
@@ -52,7 +53,8 @@ def test_reference_is_exact(case: GroupedCase) -> None:
 @EVERY_CASE
 def test_grid_values_are_exact(case: GroupedCase, op_device: torch.device) -> None:
     problem = folded_problem(case, gated=False)
-    check_exact(grouped_gemm(**on_device(problem.args, op_device)).cpu(), problem, case)
+    out = grouped_gemm(**on_device(problem.args, op_device)).cpu()
+    check_exact(out, problem, case, on_gpu=op_device.type == "cuda")
 
 
 @on_sm90
@@ -63,11 +65,12 @@ def test_e4m3_results(name: str, op_device: torch.device) -> None:
     problem = folded_problem(case, gated=False)
     scale, args = out_scales(case.routing.experts), on_device(problem.args, op_device)
     del args["out_dtype"]
-    out = grouped_gemm(**args, output=StaticFp8(scale.to(op_device))).cpu().view(torch.uint8)
+    out = grouped_gemm(**args, output=StaticFp8(scale.to(op_device))).cpu()
+    on_gpu = op_device.type == "cuda"
     for tile in range(problem.used):
-        exact = torch.from_numpy(problem.products(tile)).float()
-        expected = quantize_fp8(exact, scale[int(problem.routing.groups[1 + tile])])
-        assert torch.equal(out[tile], expected.view(torch.uint8))
+        exact = torch.from_numpy(problem.products(tile))
+        of_expert = scale[int(problem.routing.groups[1 + tile])]
+        check_results(out[tile], exact, case.k, of_expert, on_gpu=on_gpu)
     assert problem.used > 0
 
 
@@ -79,6 +82,9 @@ def test_activations(name: str, op_device: torch.device) -> None:
     out = grouped_gemm(**on_device(args, op_device)).cpu()
     for tile in range(problem.used):
         expected = Activation(name).ungated(torch.from_numpy(problem.products(tile)))
+        if op_device.type == "cuda":
+            check_results(out[tile], expected, CASES["float32 out"].k, on_gpu=True)
+            continue
         if name == "relu2":
             assert torch.equal(out[tile], expected.float())
         # Near zero, 1 + erf cancels to within 2^-23.
@@ -204,7 +210,7 @@ def test_refuses(what: str) -> None:
 
 
 def test_refuses_e4m3_results_of_other_weights() -> None:
-    """Only folded weights have E4M3 results: 16-bit tokens are not quantised on the way out."""
+    """E4M3 results need folded weights: those of 16-bit tokens are refused."""
     from tests.test_kernels.gemm.grouped.cases_sm90 import CASES as OTHERS
     from tests.test_kernels.gemm.grouped.cases_sm90 import problem_of
 

@@ -115,7 +115,7 @@ MUTANTS = {
         "store_fp8", "+ warp * 4", "+ (3 - warp) * 4", WRONG, BOXES
     ),
     "boxes in the peer's part of the exchange": edited(
-        "epilogue", "tile.warpgroups)\n", "tile.warpgroups // 2)\n", "DataRace", APART
+        "epilogue", "group * elements", "group * (elements // 2)", "DataRace", APART
     ),
     "weights as far apart as fragments": edited(
         "loader", "cute.ceil_div(k, tile.tile_k) +", "cute.ceil_div(k, 64) +", ANYTHING, PAIR_BOXES
