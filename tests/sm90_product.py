@@ -16,11 +16,13 @@ from torch import Tensor
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.formats.fragments import blocked_weight
 from nvfp4_kernels.formats.nvfp4 import block_scaled_product
+from nvfp4_kernels.gemm import reference
 from nvfp4_kernels.gemm.arguments import check_layouts
-from nvfp4_kernels.gemm.call import ProductCall
+from nvfp4_kernels.gemm.call import GemmCall, ProductCall
+from nvfp4_kernels.gemm.silu_mul import reference as silu_mul_reference
 
 _LAUNCH = "nvfp4_kernels.gemm.sm90.launch"
-_SMALL = ("norm", "rotary")
+_SMALL = ("norm", "rotary", "quantize", "quantize.rms_norm")
 
 
 @dataclass
@@ -29,17 +31,29 @@ class Sm90Product:
 
     Attributes:
         rows: number of activation rows in each call so far.
+        formats: dtype of the activations, and of the result, in each call so far.
     """
 
     rows: list[int] = field(default_factory=list)
+    formats: list[tuple[torch.dtype, torch.dtype]] = field(default_factory=list)
 
     def gemm(self, call: ProductCall) -> tuple[Tensor, None]:
-        """Compute ``gemm``, or ``silu_mul_gemm`` for two weights, with weights in fragments."""
+        """Compute ``gemm``, or ``silu_mul_gemm`` for two weights, fragments or folded."""
         a = call.a.flatten(0, -2)
         assert a.ndim == 2
         check_layouts(call, a=a)  # as the kernel's launch does
-        assert call.output is None
         self.rows.append(a.shape[0])
+        out, _ = self._fp8(call) if a.dtype == torch.float8_e4m3fn else self._weight_only(call, a)
+        self.formats.append((a.dtype, out.dtype))
+        return out, None
+
+    def _fp8(self, call: ProductCall) -> tuple[Tensor, Tensor | None]:
+        if isinstance(call, GemmCall):
+            return reference.gemm(call)
+        return silu_mul_reference.silu_mul_gemm(call)
+
+    def _weight_only(self, call: ProductCall, a: Tensor) -> tuple[Tensor, None]:
+        assert call.output is None
         products = [
             block_scaled_product(a, None, *blocked_weight(*weight, call.rows, a.shape[1]))
             for weight in call.weights

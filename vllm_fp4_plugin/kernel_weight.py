@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nvfp4_kernels.dispatch import WeightLayout
+from nvfp4_kernels.formats.folded import decode_folded, folded_shapes
 from nvfp4_kernels.formats.fragments import decode_fragments, fragment_shapes, to_fragments
 from nvfp4_kernels.formats.nvfp4 import (
     BLOCK_SIZE,
@@ -45,11 +46,12 @@ class KernelWeight:
     """Weight of a linear layer in the layout of the layer's kernel.
 
     Attributes:
-        data: uint8 ``(N, K/2)``, K perhaps padded, or uint8 in fragment layout; ``(2, …)`` for a
-            fused gate and up projection.
-        scales: float8_e4m3fn in the blocked layout, or uint8 in fragment layout; ``(2, …)`` when
-            fused.
-        alpha: float32 ``(S,)``, factor of each shard's accumulator.
+        data: uint8 ``(N, K/2)``, K perhaps padded, or uint8 in fragment or folded layout;
+            ``(2, …)`` for a fused gate and up projection.
+        scales: float8_e4m3fn in the blocked layout, uint8 in fragment layout, or int32 in folded
+            layout; ``(2, …)`` when fused.
+        alpha: float32 ``(S,)``, factor of each shard's accumulator; of a folded weight ``(N,)``, of
+            each row, ``(2, N/2)`` when fused.
         input_scale: float32 ``()``, None unless activations have a calibrated scale.
     """
 
@@ -78,7 +80,8 @@ def kernel_weight(
         input_global: float32 ``(S,)``, input scales of the shards, as factors, or None. The shards
             share their input, and so one scale: the largest, which saturates no calibrated value.
         gate_up: whether the rows are a gate and an up projection of equal size, to run as one op.
-        layout: weight layout of the kernel.
+        layout: weight layout of the kernel, blocked or fragments; see ``folded_weight`` for the
+            third.
         padded: whether, in the blocked layout, to pad K with zeros to a multiple of 32.
     """
     input_scale = None if input_global is None else input_global.max()
@@ -101,12 +104,17 @@ def weight_bytes(n: int, k: int, layout: WeightLayout, *, padded: bool = False) 
     """
     if layout == "fragments":
         return sum(torch.Size(shape).numel() for shape in fragment_shapes(n, k))
+    if layout == "folded":
+        data, scales = (torch.Size(shape).numel() for shape in folded_shapes(n, k))
+        return data + 4 * scales
     row = k // 2 + (-(k // 2) % _ROW_BYTES if padded else 0)
     return n * row + torch.Size(blocked_shape(n, k // BLOCK_SIZE)).numel()
 
 
 def decode(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
-    """Decode a weight in either layout, without its global scale: float32 ``(n, k)``."""
+    """Decode a weight in any layout, without factors of shards or rows: float32 ``(n, k)``."""
+    if scales.dtype == torch.int32:
+        return decode_folded(data, scales, n, k)
     if scales.dtype == torch.uint8:
         return decode_fragments(data, scales, n, k)
     return decode_blocks(data[..., : k // 2], scales)

@@ -23,7 +23,7 @@ NORM_ROPE_KERNELS_OFF = "switched off (norm_rope_kernels)"
 # Quantization of a linear layer's input: with its calibrated scale, with a scale per token, or
 # none.
 Activation = Literal["static", "per-token", "16-bit"]
-OnlineActivation = Literal["per-token", "16-bit"]
+RequestedActivation = Literal["per-token", "16-bit", "fp8"]
 IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 ExpertsServer = Literal["auto", "own", "vllm"]
 # One number for all layers, or pairs of pattern and number, in the user's order.
@@ -46,9 +46,11 @@ class Options:
         fuse_attention: whether attention quantises for its consumer, and normalises and rotates
             queries and keys where nothing else uses the normalised and rotated queries and keys.
         scales: rule for block scales when a 16-bit checkpoint is quantised at load.
-        activation: activations of layers quantised at load: NVFP4 with one global scale per token,
-            or 16-bit. A device without a kernel for NVFP4 activations always uses 16-bit; the
-            report says so.
+        activation: activations of linear layers. ``"per-token"``: as the checkpoint says, NVFP4
+            with one global scale per token in layers quantised at load. ``"16-bit"``: not
+            quantised. ``"fp8"``: E4M3, with the calibrated scale or, without one, a scale per
+            token; experts stay in 16 bits. A device without a kernel for NVFP4 activations
+            multiplies FP8 where there is a calibrated scale, else 16 bits; the report says so.
         ignore: layers of a 16-bit checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
             regexes.
         norm_rope_kernels: whether to run rotary embeddings, and norms with a residual, on our
@@ -73,14 +75,14 @@ class Options:
     fuse_norm: bool = True
     fuse_attention: bool = True
     scales: ScaleRule = "absmax"
-    activation: OnlineActivation = "per-token"
+    activation: RequestedActivation = "per-token"
     ignore: tuple[str, ...] = ()
     norm_rope_kernels: bool = True
     indexer_format: IndexerFormat | None = None
     experts: ExpertsServer = "auto"
     activation_terms: ActivationTerms = None
 
-    ONLINE_ONLY = ("scales", "activation", "ignore")
+    ONLINE_ONLY = ("scales", "ignore")
 
     @property
     def terms_patterns(self) -> list[str]:
@@ -124,7 +126,13 @@ class Options:
             values["ignore"] = tuple(values["ignore"])
         if isinstance(values.get("activation_terms"), Mapping):
             values["activation_terms"] = tuple(values["activation_terms"].items())
-        return cls(**values)
+        options = cls(**values)
+        if options.activation == "fp8" and options.activation_terms is not None:
+            raise InvalidOption(
+                f"{KEY}.activation_terms: is {options.activation_terms!r}, must be left out with "
+                "activation 'fp8', as terms are NVFP4; leave one of the two out"
+            )
+        return options
 
     def refuse_online_only(self) -> None:
         """Check that no option that only applies to 16-bit checkpoints is set.
@@ -182,7 +190,7 @@ def _check(name: str, value: Any) -> None:
     elif name == "experts":
         accepted = get_args(ExpertsServer)
     else:
-        accepted = get_args(OnlineActivation)
+        accepted = get_args(RequestedActivation)
     if value not in accepted or (name in SWITCHES and not isinstance(value, bool)):
         choices = ", ".join(str(a).lower() for a in accepted)
         raise InvalidOption(f"{KEY}.{name}: is {value!r}, must be one of {choices}")

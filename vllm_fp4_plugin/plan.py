@@ -1,21 +1,17 @@
 """Plan of a linear layer: its kernels, selected once, when the layer is built."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from vllm.model_executor.layers.linear import RowParallelLinear
 
-from nvfp4_kernels.devices import device_arch, dtype_name
-from nvfp4_kernels.dispatch import Kernel, KernelTable
-from nvfp4_kernels.formats.terms import EXACT_TERMS
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.dispatch import Kernel, WeightLayout
 from nvfp4_kernels.precompile.model import Layer
-from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE_KERNELS
-from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
 from vllm_fp4_plugin import sources
-from vllm_fp4_plugin.activation_terms import RequestedTerms
-from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.kernel_choice import arithmetic_of
 from vllm_fp4_plugin.options import KEY, METHOD, Activation, Options
 from vllm_fp4_plugin.versions import PLUGIN
 from vllm_fp4_plugin.warmup import Product
@@ -37,7 +33,7 @@ class LinearPlan:
         gate_up: whether gate and up projection run as one op with SiLU-and-mul.
         reason: reasons for the scheme, the kernels and the fusions, for the report; may be empty.
         out_terms: number of NVFP4 values whose sum represents each element of the result, quantised
-            for the next layer; 0: the result is in 16 bits.
+            for the next layer; 1 also if the result is E4M3; 0: the result is in 16 bits.
     """
 
     kernel: Kernel
@@ -58,7 +54,17 @@ class LinearPlan:
     @property
     def arithmetic(self) -> str:
         """Bits of weights and activations, and scaling of activations, for reports."""
-        return arithmetic_of(self.activation, self.terms)
+        return arithmetic_of(self.activation, self.terms, self.kernel.mode)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the input, if quantised, is E4M3 instead of NVFP4."""
+        return self.kernel.mode == "w4a8"
+
+    @property
+    def weight_layout(self) -> WeightLayout:
+        """Layout of the weight; references, which read every layout, tell FP8 by the layout."""
+        return "folded" if self.is_fp8 else self.kernel.weight_layout
 
     @property
     def pads_rows(self) -> bool:
@@ -69,73 +75,6 @@ class LinearPlan:
     def weight_rows(self) -> list[int]:
         """Number of rows of each weight passed to the kernel: gate and up, or the whole weight."""
         return self.shard_sizes if self.gate_up else [sum(self.shard_sizes)]
-
-
-class Choice(NamedTuple):
-    """Kernels chosen for a layer on this process's device; attributes as in ``LinearPlan``."""
-
-    kernel: Kernel
-    quantizer: Kernel | None
-    activation: Activation
-    terms: int
-    reason: str
-
-
-def arithmetic_of(activation: Activation, terms: int) -> str:
-    """Bits of a GEMM's operands, e.g. ``W4A16``, ``W4A4 static`` or ``W4A4×3 per-token``."""
-    if activation == "16-bit":
-        return "W4A16"
-    return f"W4A4{f'×{terms}' if terms > 1 else ''} {activation}"
-
-
-_QUANTIZERS = {"static": QUANTIZE_KERNELS, "per-token": PER_TOKEN_KERNELS}
-
-
-def choose_kernels(
-    table: KernelTable,
-    activation: Activation,
-    requested: RequestedTerms | None,
-    quantizers: Mapping[str, KernelTable] = _QUANTIZERS,
-    *,
-    batch_invariant: bool = False,
-) -> Choice:
-    """Choose the kernels of a layer for this process's device.
-
-    A device without a kernel for NVFP4 activations multiplies 16-bit activations, without loss. A
-    device without a kernel for 16-bit activations multiplies sums of three NVFP4 terms, which lose
-    less than rounding to bfloat16, unless the user requests another number of terms.
-
-    Args:
-        table: GEMM kernels.
-        activation: quantization of activations.
-        requested: number of terms that the user requested for the layer.
-        quantizers: quantization kernels of the input, by ``activation``.
-        batch_invariant: whether to select a batch-invariant GEMM kernel; quantization kernels are
-            always batch-invariant, as they only take maxima and round.
-
-    Raises:
-        NoKernelError: the device has a kernel for neither kind of activations.
-    """
-    device = current_device()
-    arch = device_arch(device)
-    narrow, wide = (table.find(device, mode, batch_invariant) for mode in ("w4a4", "w4a16"))
-    if narrow is None and wide is not None:
-        wanted = activation != "16-bit" or requested is not None
-        reason = f"{arch} has no W4A4 kernel, activations stay 16-bit" if wanted else ""
-        return Choice(wide, None, "16-bit", 1, reason)
-    if activation == "16-bit" and (narrow is None or (wide is not None and requested is None)):
-        return Choice(table.select(device, "w4a16", batch_invariant), None, activation, 1, "")
-    reasons = [] if requested is None else [requested.reason]
-    terms = 1 if requested is None else requested.count
-    if activation == "16-bit":
-        activation = "per-token"
-        if requested is None:
-            terms, reasons = EXACT_TERMS, [f"{EXACT_TERMS} terms lose less than bfloat16"]
-        if wide is None:
-            reasons.insert(0, f"{arch} has no W4A16 kernel")
-    kernel = table.select(device, "w4a4", batch_invariant)
-    quantizer = quantizers[activation].select(device, "w4a4")
-    return Choice(kernel, quantizer, activation, terms, "; ".join(reasons))
 
 
 def hash_kernels(vllm_config: Any, kept: Iterable[str], terms: int, options: Options) -> None:
@@ -186,5 +125,5 @@ def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | No
     )
     # Layers are built with bfloat16 or float16 alone, the names of a Dtype.
     name: Any = dtype_name(dtype)
-    chosen = plan.activation, plan.terms, plan.kernel.batch_invariant
+    chosen = plan.activation, plan.terms, plan.kernel.batch_invariant, plan.is_fp8
     return Product(plan.kernel.arch, sizes, name, *chosen)

@@ -19,7 +19,8 @@ from vllm.distributed import (
 from nvfp4_kernels.devices import device_facts
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
-from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
+from nvfp4_kernels.precompile.fp8_rows_sm90 import norm_kernels as fp8_norm_kernels
+from nvfp4_kernels.precompile.linear_sm90 import fp8_kernels, weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
@@ -45,6 +46,7 @@ class Product:
         activation: quantization of the input.
         terms: number of NVFP4 values whose sum represents each input element.
         batch_invariant: see ``Kernel.batch_invariant``.
+        fp8: whether the input, if quantised, is E4M3 instead of NVFP4.
     """
 
     family: str
@@ -53,6 +55,7 @@ class Product:
     activation: Activation
     terms: int = 1
     batch_invariant: bool = False
+    fp8: bool = False
 
     @property
     def model(self) -> Model:
@@ -84,6 +87,7 @@ class Norm:
         per_token: whether each token gets its own scale.
         terms: number of NVFP4 values whose sum represents each element of the result.
         batch_invariant: see ``Product``.
+        fp8: see ``Product``.
     """
 
     dtype: Dtype
@@ -92,9 +96,18 @@ class Norm:
     per_token: bool
     terms: int
     batch_invariant: bool = False
+    fp8: bool = False
 
 
-def _weight_only(product: Product, max_tokens: int, sms: int) -> Specs:
+def _sm90(product: Product, max_tokens: int, sms: int) -> Specs:
+    if product.fp8:
+        return fp8_kernels(
+            product.model,
+            max_tokens=max_tokens,
+            per_token=product.activation == "per-token",
+            batch_invariant=product.batch_invariant,
+            sms=sms,
+        )
     return weight_only_kernels(
         product.model,
         max_tokens=max_tokens,
@@ -117,7 +130,7 @@ def _block_scaled(product: Product, max_tokens: int, sms: int) -> Specs:
 
 Served = Product | ExpertsLayer | Norm
 _BY_FAMILY: dict[str, Callable[[Product, int, int], Specs]] = {
-    "sm_90": _weight_only,
+    "sm_90": _sm90,
     "sm_100": _block_scaled,
 }
 
@@ -134,6 +147,9 @@ def product_kernels(products: Iterable[Served], max_tokens: int, sms: int) -> li
     for each in products:
         if isinstance(each, ExpertsLayer):
             found |= experts_kernels(each.experts, each.family, max_tokens=max_tokens, sms=sms)
+        elif isinstance(each, Norm) and each.fp8:  # on sm_90 only
+            sizes = each.dtype, each.weight_dtype, each.k, each.per_token
+            found |= {spec: ["norms"] for spec in fp8_norm_kernels(*sizes)}
         elif isinstance(each, Norm):  # on sm_100 only
             found |= norm_kernels(
                 each.dtype, each.weight_dtype, each.k, max_tokens=max_tokens,

@@ -24,7 +24,7 @@ from vllm_fp4_plugin.device import planned_for
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.fusion import all_reduce_norm
-from vllm_fp4_plugin.plan import choose_kernels
+from vllm_fp4_plugin.kernel_choice import choose_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +172,7 @@ def test_refused_layers(bf16: Path, modelopt: Path, tmp_path: Path) -> None:
         ("", "static", "nvfp4_gemm/reference (cpu, batch-invariant)"),
         ("sm_100", "static", "nvfp4_gemm/block_scaled (sm_100, batch-invariant)"),
         ("sm_90", "16-bit", "nvfp4_gemm_w4a16/wgmma (sm_90, batch-invariant)"),
+        ("sm_90", "static", "nvfp4_gemm_w4a8/fp8_wgmma (sm_90, batch-invariant)"),
     ],
 )
 def test_kernels(arch: str, activation: Any, label: str) -> None:

@@ -54,7 +54,11 @@ def test_terms_of_all_layers() -> None:
         ({"fuse_mlp": 1}, r"nvfp4_tc\.fuse_mlp: is 1, must be one of true, false"),
         ({"norm_rope_kernels": 0}, r"norm_rope_kernels: is 0, must be one of true, false"),
         ({"scales": "best"}, r"scales: is 'best', must be one of absmax, sweep, four-over-six"),
-        ({"activation": "8-bit"}, r"activation: is '8-bit', must be one of per-token, 16-bit"),
+        ({"activation": "8-bit"}, r"activation: is '8-bit', must be one of per-token, 16-bit, fp8"),
+        (
+            {"activation": "fp8", "activation_terms": 3},
+            r"nvfp4_tc\.activation_terms: is 3, must be left out with activation 'fp8', as terms",
+        ),
         ({"ignore": "lm_head"}, r"ignore: is 'lm_head', must be a list of layer names"),
         ({"ignore": ["a", "re:["]}, r"nvfp4_tc\.ignore: 're:\[' is no regular expression \(unterm"),
         ({"indexer_format": "int8"}, "indexer_format: is 'int8', must be one of nvfp4, mxfp4, fp8"),
@@ -103,7 +107,8 @@ def test_what_is_of_others_is_left_alone() -> None:
 
 
 def test_options_for_16_bit_checkpoints_alone() -> None:
-    Options.parse({"fuse_mlp": False}).refuse_online_only()
+    Options.parse({"fuse_mlp": False, "activation": "fp8"}).refuse_online_only()
+    Options.parse({"activation": "16-bit"}).refuse_online_only()
     with pytest.raises(InvalidOption, match=r"nvfp4_tc\.scales: is set, but the checkpoint is qu"):
         Options.parse({"scales": "sweep", "fuse_mlp": False}).refuse_online_only()
 

@@ -22,10 +22,15 @@ from tests.sm90_product import sm90_ops
 from vllm_fp4_plugin import startup, warmup
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig
-from vllm_fp4_plugin.ops.linear import linear, silu_mul_linear, silu_mul_linear_quantized
+from vllm_fp4_plugin.ops.linear import (
+    linear,
+    silu_mul_linear,
+    silu_mul_linear_fp8,
+    silu_mul_linear_quantized,
+)
 from vllm_fp4_plugin.plan import product_of
 from vllm_fp4_plugin.startup import Startup
-from vllm_fp4_plugin.warmup import Product
+from vllm_fp4_plugin.warmup import Norm, Product
 
 K = 96
 
@@ -80,7 +85,7 @@ def test_products_of_layers(vllm_config: Any, quant: Nvfp4TcConfig, name: str) -
     with sm90_ops():
         build(quant_config=quant, prefix=f"model.layers.0.{last}")
     assert set(quant.startup.products.values()) == {
-        Product("sm_90", expected, "bfloat16", "16-bit")
+        Product("sm_90", expected, "bfloat16", "static", fp8=True)
     }
     assert quant.startup.max_tokens == vllm_config.scheduler_config.max_num_batched_tokens
 
@@ -109,7 +114,7 @@ def test_other_ranks_add_no_bias(vllm_config: Any, quant: Nvfp4TcConfig) -> None
         layer = RowParallelLinear(K, 64, bias=True, quant_config=quant, prefix="model.o_proj")
         layer.tp_rank = 1
         product = product_of(layer, layer.quant_method.plan, torch.bfloat16)
-    assert product == Product("sm_90", Layer("", 64, K), "bfloat16", "16-bit")
+    assert product == Product("sm_90", Layer("", 64, K), "bfloat16", "static", fp8=True)
 
 
 def test_elsewhere_nothing_is_expected(vllm_config: Any, quant: Nvfp4TcConfig) -> None:
@@ -235,6 +240,52 @@ def test_kernels_are_those_that_products_launch(
             operands = x[:m], None, None, *weight, torch.ones(3), [96, 32, 32], None, bias
             linear(*operands, kernel, None, 1, x.dtype)
     assert warmed_up("sm_90", LINEAR, "16-bit") == launches.kernels
+
+
+@pytest.mark.parametrize("activation", ["static", "per-token"])
+@pytest.mark.parametrize(
+    ("pair", "out_terms"),
+    [(False, 0), (True, 0), (True, 1)],
+    ids=["linear", "pair", "pair to FP8"],
+)
+def test_kernels_of_fp8_are_those_that_layers_launch(
+    bound: None, pair: bool, out_terms: int, activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvfp4_kernels.formats.folded import folded_shapes
+    from nvfp4_kernels.gemm.sm90 import launch as product
+    from nvfp4_kernels.quantize import sm90 as quantize
+
+    launches = Launches(monkeypatch, product, quantize)
+    shapes = zip(folded_shapes(N, K), (torch.uint8, torch.int32), strict=True)
+    data, scales = (torch.zeros(2, *shape, dtype=dtype) for shape, dtype in shapes)
+    x, bias = torch.zeros(MOST, K).bfloat16(), torch.zeros(N).bfloat16()
+    alpha, scale = torch.ones(2, N), torch.tensor(1.0)
+    input_scale = scale if activation == "static" else None
+    kernel, pair_kernel = (f"{product.__name__}:{op}" for op in ("gemm", "silu_mul_gemm"))
+    quantizer = f"{quantize.__name__}:quantize"
+    with standing_in("cpu", "sm_90"):
+        for m in range(1, MOST + 1):
+            both = x[:m], None, None, data, scales, alpha, N, input_scale, pair_kernel
+            if out_terms:
+                silu_mul_linear_fp8(*both, quantizer, 1, scale)
+            elif pair:
+                silu_mul_linear(*both, quantizer, 1, x.dtype)
+            else:
+                one = x[:m], None, None, data[0], scales[0], alpha[0], [96, 32, 32], input_scale
+                linear(*one, bias, kernel, quantizer, 1, x.dtype)
+    layer = Layer("", N, K, gate_up=True, out_terms=out_terms) if pair else LINEAR
+    asked: Any = activation
+    specs = warmup.product_kernels(
+        [Product("sm_90", layer, "bfloat16", asked, fp8=True)], MOST, SM_COUNTS["sm_90"]
+    )
+    assert {spec.kernel() for spec in specs} == launches.kernels
+
+
+def test_kernels_of_norms_to_fp8(bound: None) -> None:
+    for per_token in (False, True):
+        key = Norm("bfloat16", "bfloat16", K, per_token, 1, fp8=True)
+        specs = warmup.product_kernels([key], MOST, SM_COUNTS["sm_90"])
+        assert [spec.fields[2:4] for spec in specs] == [(False, per_token), (True, per_token)]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from vllm_fp4_plugin.experts import choice as experts
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.fields import read_object
 from vllm_fp4_plugin.formats.kind import Kind
+from vllm_fp4_plugin.kernel_choice import arithmetic_of, choose_kernels, not_fp8
 from vllm_fp4_plugin.options import Activation, Options
-from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 from vllm_fp4_plugin.report import LayerRecord, Report
 
 NOTE = (
@@ -184,8 +184,9 @@ def _record(
         return LayerRecord(layer, kernel, delegated.arithmetic(group), reason, elements, size)
     activation: Activation = "16-bit" if kind is Kind.NVFP4_A16 else "static"
     choice = choose_kernels(
-        GEMM_KERNELS, activation, requested, batch_invariant=batch_invariance.is_wanted()
-    )
-    arithmetic = arithmetic_of(choice.activation, choice.terms)
+        GEMM_KERNELS, activation, requested, option=options.activation, why_not_fp8=not_fp8(layer),
+        batch_invariant=batch_invariance.is_wanted(),
+    )  # fmt: skip
+    arithmetic = arithmetic_of(choice.activation, choice.terms, choice.kernel.mode)
     why = "; ".join(filter(None, (reason, choice.reason)))
     return LayerRecord(layer, choice.kernel.label, arithmetic, why, elements, size)

@@ -94,8 +94,9 @@ class ExpertsMethod(FusedMoEMethodBase):
         gated = self.moe.is_act_and_mul
         choice, why_not = choice_of(layer)
         plan = make_plan(
-            activation_of(layer), gated=gated, inputs=inputs, requested=terms, choice=choice
-        )
+            activation_of(layer), gated=gated, inputs=inputs, requested=terms,
+            option=options.activation, choice=choice,
+        )  # fmt: skip
         reason = "; ".join(filter(None, (plan.reason, why_not)))
         self.plan: ExpertsPlan = replace(plan, reason=reason)
         self._i: int = self.moe.intermediate_size_per_partition

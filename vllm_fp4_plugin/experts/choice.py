@@ -199,7 +199,9 @@ def planned(
     if why_not is None:
         inputs: Inputs = "16-bit" if group.kind is Kind.NVFP4_A16 else "static"
         try:
-            plan = make_plan(SILU, gated=True, inputs=inputs, requested=terms)
+            plan = make_plan(
+                SILU, gated=True, inputs=inputs, requested=terms, option=options.activation
+            )
         except NoKernelError as error:
             why_not = str(error)
         else:

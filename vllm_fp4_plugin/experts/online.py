@@ -57,7 +57,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
                 f"{prefix}: its experts have biases, must have none to be quantised at load; "
                 "quantise the checkpoint first"
             )
-        super().__init__(startup, options, layer, prefix, options.activation, terms)
+        super().__init__(startup, options, layer, prefix, "per-token", terms)
         self._rule = options.scales
         # vLLM quantises once this rank's experts have arrived, and then loads no more tensors.
         self.ledger = ExpertLedger(layer, prefix, only_held=True)

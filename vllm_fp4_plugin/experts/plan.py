@@ -17,12 +17,14 @@ from nvfp4_kernels.moe.dispatch.kernels import KERNELS as MOE_DISPATCH
 from nvfp4_kernels.precompile.experts_layer import Choice
 from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.kernel_choice import arithmetic_of, choose_kernels
 from vllm_fp4_plugin.options import Activation as Inputs
-from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
+from vllm_fp4_plugin.options import RequestedActivation
 
 GATED_NAMES = (*GATED, "swigluoai")  # vLLM's names of our activations
 _ENTRIES = {"static": MOE_DISPATCH, "per-token": MOE_DISPATCH}  # align tokens to tiles
 _NO_MUL = "_no_mul"
+_LINEAR_ONLY = "activations stay 16-bit: FP8 is for linear layers"
 # vLLM's kernels of these activations accept only these constants. Interleaved gate and up are
 # separated at load, see ``stacks``.
 _OF_ONE_MODEL = {
@@ -75,7 +77,7 @@ class ExpertsPlan:
     @property
     def arithmetic(self) -> str:
         """Bits of weights and activations, and scaling of activations, e.g. ``W4A4 static``."""
-        return arithmetic_of(self.inputs, self.terms)
+        return arithmetic_of(self.inputs, self.terms, self.first.mode)
 
 
 def make_plan(
@@ -84,6 +86,7 @@ def make_plan(
     gated: bool,
     inputs: Inputs,
     requested: RequestedTerms | None,
+    option: RequestedActivation = "per-token",
     choice: Choice | None = None,
 ) -> ExpertsPlan:
     """Choose the kernels of a layer for this process's device.
@@ -93,13 +96,17 @@ def make_plan(
         gated: whether experts have a gate projection.
         inputs: requested quantization of both GEMMs' inputs; the plan may have another.
         requested: number of NVFP4 terms that the user requested for the layer; None: no request.
+        option: the user's option ``activation``; with ``"fp8"``, inputs are 16-bit.
         choice: top-k choice of experts, if our kernels choose.
 
     Raises:
-        NoKernelError: the device lacks a kernel; the message lists the available ones.
+        InvalidOption, NoKernelError: see ``choose_kernels``.
     """
     table = GROUPED_SILU_MUL_GEMM if gated else GROUPED_GEMM
-    chosen = choose_kernels(table, inputs, requested, _ENTRIES)
+    why_not_fp8 = _LINEAR_ONLY if option == "fp8" else ""
+    chosen = choose_kernels(
+        table, inputs, requested, _ENTRIES, option=option, why_not_fp8=why_not_fp8
+    )
     device, between = current_device(), None
     if chosen.activation == "per-token":
         between = MOE_DISPATCH.select(device, "w4a4")

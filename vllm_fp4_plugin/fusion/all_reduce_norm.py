@@ -92,6 +92,7 @@ def _unsupported_reason(plan: Any, producer: Any) -> str:
             not producer.reduce_results or producer.tp_size == 1
         ),
         "a scale per token": plan.activation != "static",
+        "its kernel writes NVFP4 alone": plan.is_fp8,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

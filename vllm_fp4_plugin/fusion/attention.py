@@ -18,6 +18,7 @@ from vllm_fp4_plugin.plan import LinearPlan, hash_kernels
 from vllm_fp4_plugin.report import Report
 
 OFF = "switched off (fuse_attention)"
+NOT_FP8 = "quantises its input itself: attention writes no FP8"
 
 
 def resolve_fusions(
@@ -35,10 +36,15 @@ def resolve_fusions(
     if not owners:
         return
     for name, module in list(owners[0]._modules.items()):
-        # Hopper's attention stores keys itself, and its GEMMs take 16-bit inputs.
-        if isinstance(module, Attention) and type(module.impl) is PagedAttentionImpl:
+        if not isinstance(module, Attention):
+            continue
+        is_fed = plan.quantizer is not None and attention_quantize.feeds(owners[0], name, layer)
+        if is_fed and plan.is_fp8:
+            report.amend(layer.prefix, NOT_FP8)
+        # Hopper's attention stores keys itself, and no attention writes E4M3.
+        if type(module.impl) is PagedAttentionImpl:
             notes = [_resolve_rotation(owners, name, module, options)]
-            if plan.quantizer is not None and attention_quantize.feeds(owners[0], name, layer):
+            if is_fed and not plan.is_fp8:
                 notes.append(_resolve_result(owners[0], name, layer, plan, options))
             for each in filter(None, notes):
                 module.impl.note = "; ".join(filter(None, (module.impl.note, each)))

@@ -3,7 +3,8 @@
 vLLM's gated MLPs call ``gate_up_proj(x)`` and pass the result straight to ``SiluAndMul``. Where
 this is allowed, the projection returns a ``GateUp``, a deferred result that holds the projection's
 input; our ``SiluAndMul`` calls the fused op on a ``GateUp``, and vLLM's code on plain tensors. If
-the next layer takes NVFP4 with a calibrated scale, the op returns NVFP4: see ``ops.operands``.
+the next layer takes NVFP4 or E4M3 with a calibrated scale, the op returns that: see
+``ops.operands``.
 
 Once the model is built, the forward pass and the activation of the module that owns the projection
 decide whether the projection may be fused. In doubt it stays unfused, and the report says why.
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import silu
@@ -23,7 +25,12 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 
 from vllm_fp4_plugin.fusion.forward_analysis import Flow, flow_of
-from vllm_fp4_plugin.ops.linear import linear, silu_mul_linear, silu_mul_linear_quantized
+from vllm_fp4_plugin.ops.linear import (
+    linear,
+    silu_mul_linear,
+    silu_mul_linear_fp8,
+    silu_mul_linear_quantized,
+)
 from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, operand, shaped
 from vllm_fp4_plugin.options import Options
 
@@ -42,7 +49,8 @@ class GateUp:
         quantizer: target of the kernel that quantises x; None: x stays in 16 bits.
         terms: number of NVFP4 values whose sum represents each input element.
         consumer: layer that takes ``silu(gate) · up`` quantised; None: the result has x's dtype.
-        out_terms: number of NVFP4 values whose sum represents each element of a quantised result.
+        out_terms: number of NVFP4 values whose sum represents each element of a quantised result;
+            1 of E4M3.
         apart: targets of the GEMM and quantization kernels that run two unfused GEMMs; None: fused.
     """
 
@@ -68,16 +76,20 @@ class GateUp:
         if self.consumer is None:
             return shaped(silu_mul_linear(*product, x.dtype), x)
         scale, terms = self.consumer.input_scale, self.out_terms
+        if self.layer.weight_scale.dtype == torch.int32:  # folded: the result is E4M3
+            rows = silu_mul_linear_fp8(*product, scale)
+            return QuantizedInput(rows, None, None, (*x.shape[:-1], self.n), x.dtype, terms)
         data, scales = silu_mul_linear_quantized(*product, scale, terms)
         return QuantizedInput(data, scales, None, (*x.shape[:-1], self.n), x.dtype, terms)
 
     def _apart(self, kernel: str, quantizer: str | None) -> Tensor:
         """Compute ``silu(gate) · up`` by two GEMMs, rounded to x's dtype, and torch's SiLU."""
         x, layer = self.x, self.layer
+        alpha = layer.alpha.view(2, -1)  # of each projection, or of its rows
         gate, up = (
             linear(
-                *operand(x), layer.weight[i], layer.weight_scale[i], layer.alpha[i : i + 1].clone(),
-                [self.n], layer.input_scale, None, kernel, quantizer, self.terms, x.dtype,
+                *operand(x), layer.weight[i], layer.weight_scale[i], alpha[i].clone(), [self.n],
+                layer.input_scale, None, kernel, quantizer, self.terms, x.dtype,
             )
             for i in range(2)
         )  # fmt: skip

@@ -47,7 +47,7 @@ class Feeding:
     Attributes:
         layer: the consuming linear layer.
         per_token: whether each token gets its own scale, instead of the layer's scale.
-        terms: number of NVFP4 values whose sum represents each element of the result.
+        terms: number of NVFP4 values whose sum represents each element of the result; 1 of E4M3.
         alone, adding: kernels of the norm, without and with a residual.
         reduction: how the norm all-reduces the ranks' partial sums; None: the norm's input is
             already reduced.
@@ -59,6 +59,10 @@ class Feeding:
     alone: Kernel
     adding: Kernel
     reduction: Reduction | None = None
+
+    def form(self, adds: bool) -> Form:
+        """Form of the norm's op; ``adds``: with a residual."""
+        return Form(adds, self.per_token, self.adding.mode == "w4a8")
 
 
 class QuantizingNorm(NormOnOurKernel):
@@ -88,10 +92,14 @@ class QuantizingNorm(NormOnOurKernel):
         rows = [each for each in (x, residual) if each is not None]
         if x.ndim != 2:
             rows = [each.reshape(-1, each.shape[-1]) for each in rows]
+        form = feeding.form(adds=residual is not None)
         scale = [] if feeding.per_token else [feeding.layer.input_scale]
-        data, scales, *further = norm_op(kernel.op)(
-            *rows, self.weight.data, self.variance_epsilon, *scale, feeding.terms, kernel.target
+        terms = [] if form.fp8 else [feeding.terms]
+        found = norm_op(form.name)(
+            *rows, self.weight.data, self.variance_epsilon, *scale, *terms, kernel.target
         )
+        data, *further = (found,) if isinstance(found, Tensor) else found
+        scales = None if form.fp8 else further.pop(0)
         row_scale = further[0] if feeding.per_token else None
         quantized = QuantizedInput(data, scales, row_scale, tuple(x.shape), x.dtype, feeding.terms)
         return quantized if residual is None else (quantized, further[-1].view(x.shape))
@@ -118,19 +126,18 @@ def enable() -> None:
 
     On a device without norm kernels that quantise, vLLM's class stays in place.
     """
-    if kernels(per_token=False) is not None:
+    if any(kernels(per_token=False, fp8=fp8) is not None for fp8 in (False, True)):
         put_in_place(QuantizingNorm)
 
 
-def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
+def kernels(per_token: bool, fp8: bool) -> tuple[Kernel, Kernel] | None:
     """Kernels of a quantising norm on this process's device: without and with a residual.
 
-    None if either is missing. ``per_token``: see ``Feeding``.
+    None if either is missing. ``per_token``: see ``Feeding``; ``fp8``: whether to quantise to E4M3.
     """
     device, wanted = current_device(), batch_invariance.is_wanted()
-    alone, adding = (
-        KERNELS[Form(adds, per_token)].find(device, "w4a4", wanted) for adds in (False, True)
-    )
+    forms = [Form(adds, per_token, fp8) for adds in (False, True)]
+    alone, adding = (KERNELS[form].find(device, form.mode, wanted) for form in forms)
     return None if alone is None or adding is None else (alone, adding)
 
 

@@ -3,14 +3,19 @@
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor
 from torch.nn import Module, Parameter
 from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.linear import LinearMethodBase
 
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.device.row_vectors.tile import VECTOR
+from nvfp4_kernels.device.row_vectors.tile import longest_row as fp8_longest_row
 from nvfp4_kernels.device.rowwise.tile import longest_row
 from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.dispatch import KernelTable
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
@@ -19,24 +24,19 @@ from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin import kernel_weight as weights
 from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
+from vllm_fp4_plugin.folded_weight import folded_weight, why_not
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.fusion import all_reduce_norm, attention, norm_quantize
+from vllm_fp4_plugin.fusion import attention
 from vllm_fp4_plugin.fusion import gate_up as fused_mlp
-from vllm_fp4_plugin.fusion.match_norm import norm_before
-from vllm_fp4_plugin.fusion.norm_quantize import Feeding
+from vllm_fp4_plugin.fusion.match_norm import NormMatch
+from vllm_fp4_plugin.kernel_choice import Choice, choose_kernels, not_fp8
+from vllm_fp4_plugin.linear import fusions
 from vllm_fp4_plugin.ops.linear import linear
 from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced, operand, shaped
 from vllm_fp4_plugin.options import Activation, Options
-from vllm_fp4_plugin.plan import (
-    LinearPlan,
-    arithmetic_of,
-    choose_kernels,
-    hash_kernels,
-    product_of,
-)
+from vllm_fp4_plugin.plan import LinearPlan, hash_kernels, product_of
 from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
-from vllm_fp4_plugin.warmup import Norm
 
 
 class Nvfp4LinearBase(LinearMethodBase):
@@ -71,9 +71,13 @@ class Nvfp4LinearBase(LinearMethodBase):
         self.terms = terms
         self._owners: list[Module] = []  # innermost first; until ``resolve_fusions``
         self._is_resolved = False
+        self.feeders: list[Any] = []  # layers that quantise their results for this layer
         self._consumer: Any = None  # layer that takes the result quantised
+        self._norm: NormMatch | None = None  # norm that quantises for this layer
         self._hands_on_part = False  # the next norm all-reduces the result
-        self._feeds_reduction = False  # such a norm quantises for this layer
+        self._unfused: str | None = ""  # as last passed to ``_plan``
+        self._why_not_fp8 = not_fp8(prefix)
+        self._is_in_use = False  # whether a folded weight has been loaded
 
     def make_plan(
         self,
@@ -127,7 +131,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         if self.plan.gate_up:
             self._resolve_gate_up(owners, layer)
         if self.plan.quantizer is not None:
-            self._resolve_norm(owners, layer)
+            self._norm = fusions.fuse_norm(self, layer, owners)
         attention.resolve_fusions(owners, layer, self.plan, self.startup.report, self.options)
 
     def _resolve_gate_up(self, owners: list[Module], layer: Any) -> None:
@@ -135,61 +139,54 @@ class Nvfp4LinearBase(LinearMethodBase):
         unfused = fused_mlp.owner_unsupported_reason(owner, layer)
         handed_over = ""
         if unfused is None:
-            self._consumer, handed_over = self._hand_over(owner, layer)
+            self._consumer, handed_over = fusions.consumer_of(self, layer, owner)
+        if self._consumer is not None:
+            self._consumer.quant_method.feeders.append(layer)
         if unfused is not None or handed_over:
-            k, sizes = self.plan.k, self.plan.shard_sizes
-            self.plan = self._plan(layer, k, sizes, layer.params_dtype, unfused, handed_over)
+            self._replan(layer, unfused, handed_over)
 
-    def _resolve_norm(self, owners: list[Module], layer: Any) -> None:
-        plan, config = self.plan, get_current_vllm_config()
-        match = norm_before(layer, self.prefix, owners, on_gpu=plan.kernel.arch != "cpu")
-        if match is None:
-            return
-        per_token = plan.activation == "per-token"
-        kernels = norm_quantize.kernels(per_token)
-        why_not = norm_quantize.unsupported_reason(config, self.options.fuse_norm) or match.why_not
-        name, shown = match.name, self.prefix.rpartition(".")[2]
-        found_before = all_reduce_norm.NONE
-        if not why_not and kernels is not None:
-            found_before = all_reduce_norm.before(match, layer, kernels[1])
-            why_not = all_reduce_norm.vllm_does_better(config, found_before)
-        if why_not or kernels is None:
-            self.startup.report.add(LayerRecord(name, "vLLM", "16-bit", why_not, 0, 0))
-            return
-        producer, reduced, note = found_before
-        if producer is not None:
-            producer.quant_method.hand_on_part(producer)
-            self._feeds_reduction = True
-        match.norm.feeding = Feeding(layer, per_token, plan.terms, *kernels, reduced)
-        reason = "; ".join(filter(None, (f"quantises for {shown}", note)))
-        record = LayerRecord(
-            name, kernels[1].label, arithmetic_of(plan.activation, plan.terms).removeprefix("W4"),
-            reason, 0, 0,
-        )  # fmt: skip
-        self.startup.report.add(record)
-        if plan.kernel.arch != "cpu":
-            dtype: Any = dtype_name(layer.params_dtype)
-            weight_dtype = dtype_name(match.norm.weight.dtype)
-            sizes = weight_dtype, plan.k, per_token, plan.terms, plan.kernel.batch_invariant
-            self.startup.require_kernels(name, Norm(dtype, *sizes))
-        kept = (
-            f"{name.rpartition('.')[2]} {reason}",
-            *(kernel.target for kernel in kernels),
+    def _replan(self, layer: Any, unfused: str | None, handed_over: str) -> None:
+        """Plan the layer again; arguments are as for ``_plan``."""
+        k, sizes = self.plan.k, self.plan.shard_sizes
+        self.plan = self._plan(layer, k, sizes, layer.params_dtype, unfused, handed_over)
+
+    def keep_16_bits(self, layer: Any, reason: str) -> None:
+        """Plan a layer that was to take FP8 for 16-bit activations, and undo fusions for FP8.
+
+        Args:
+            layer: the layer, whose fusions are resolved.
+            reason: reason for the report.
+        """
+        self._why_not_fp8 = f"activations stay 16-bit: {self.prefix}: {reason}"
+        if self._norm is not None:
+            fusions.unfuse_norm(self, self._norm)
+            self._norm = None
+        name = self.prefix.rpartition(".")[2]
+        for feeder in self.feeders:
+            feeder.quant_method.keep_result(feeder, f"result in 16 bits: {name} takes 16 bits")
+        self.feeders.clear()
+        note = fusions.ONLY_FP8_WRITES_FP8 if self._consumer is not None else ""
+        self.keep_result(layer, note)
+        hash_kernels(get_current_vllm_config(), (self._why_not_fp8,), 1, self.options)
+
+    def keep_result(self, layer: Any, note: str) -> None:
+        """Plan a layer whose result, if fused with SiLU-mul, is not quantised for the next layer.
+
+        ``note``: the reason, for the report.
+        """
+        self._consumer = None
+        self._replan(layer, self._unfused, note)
+
+    def choose(self, table: KernelTable) -> Choice:
+        """Choose the layer's kernels, with a product of ``table``."""
+        return choose_kernels(
+            table,
+            self.activation,
+            self.terms,
+            option=self.options.activation,
+            why_not_fp8=self._why_not_fp8,
+            batch_invariant=batch_invariance.is_wanted(),
         )
-        hash_kernels(config, kept, plan.terms, self.options)
-
-    def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
-        """Layer that takes the result of SiLU-mul quantised, or None; and a note for the report."""
-        match, why_not = fused_mlp.consumer_of(owner, layer)
-        method = getattr(match, "quant_method", None)
-        if match is None and self.plan.quantizer is not None:
-            return None, f"result in 16 bits: {why_not}"
-        if not isinstance(method, Nvfp4LinearBase) or method.plan.quantizer is None:
-            return None, ""  # takes 16-bit inputs
-        name = method.prefix.rpartition(".")[2]
-        if method.plan.activation != "static":
-            return None, f"result in 16 bits: {name} has a scale per token"
-        return match, f"result quantised for {name}"
 
     def _plan(
         self,
@@ -211,18 +208,17 @@ class Nvfp4LinearBase(LinearMethodBase):
                 ``fused_mlp.unsupported_reason``; empty for another layer; None: fuse.
             handed_over: note on the format of SiLU-mul's result, for the report.
         """
-        gate_up = unfused is None
+        self._unfused, gate_up = unfused, unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
-        kernel, quantizer, activation, terms, why = choose_kernels(
-            table, self.activation, self.terms, batch_invariant=batch_invariance.is_wanted()
-        )
+        kernel, quantizer, activation, terms, why = self.choose(table)
         batch_invariance.check_terms(self.prefix, terms, kernel.arch)
         if activation == "static" and self.prefix.endswith(".kv_b_proj"):
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
                 "alone; quantise the model with kv_b_proj excluded"
             )
-        longest = longest_row(words=BLOCK_SIZE // 2)  # in 16-bit elements
+        is_fp8 = kernel.mode == "w4a8"
+        longest = fp8_longest_row(words=VECTOR // 2) if is_fp8 else longest_row(BLOCK_SIZE // 2)
         if kernel.arch != "cpu" and activation == "per-token" and k > longest:
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: K is {k} on each rank, must be at most {longest} on {kernel.arch} "
@@ -239,16 +235,17 @@ class Nvfp4LinearBase(LinearMethodBase):
         plan = LinearPlan(kernel, quantizer, activation, terms, sizes, k, gate_up, reason, taken)
         self.startup.report.add(self._record(plan))
         self.startup.require_kernels(self.prefix, product_of(layer, plan, dtype))
-        kept = filter(None, (*plan.targets, handed_over))
+        kept = filter(None, (*plan.targets, handed_over, "w4a8" if is_fp8 else ""))
         hash_kernels(get_current_vllm_config(), kept, plan.terms, self.options)
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:
-        layout, k, padded = plan.kernel.weight_layout, plan.k, plan.pads_rows
+        layout, k, padded = plan.weight_layout, plan.k, plan.pads_rows
         weight_bytes = sum(
             weights.weight_bytes(n, k, layout, padded=padded) for n in plan.weight_rows
         )
-        global_bytes = 4 * len(plan.shard_sizes) + 4 * (plan.activation == "static")
+        factors = sum(plan.shard_sizes) if plan.is_fp8 else len(plan.shard_sizes)
+        global_bytes = 4 * factors + 4 * (plan.activation == "static")
         return LayerRecord(
             self.prefix,
             plan.kernel.label,
@@ -259,16 +256,46 @@ class Nvfp4LinearBase(LinearMethodBase):
         )
 
     def kernel_weight(
-        self, data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor | None
+        self,
+        layer: Any,
+        data: Tensor,
+        scales: Tensor,
+        weight_global: Tensor,
+        input_global: Tensor | None,
     ) -> weights.KernelWeight:
-        """Convert the weight to the layout of the planned kernel; see ``weights.kernel_weight``."""
+        """Convert the weight to the layout of the planned kernel; see ``weights.kernel_weight``.
+
+        If the plan is of FP8 activations, but the weight does not fold well, the layer keeps 16-bit
+        activations. Ranks that share the layer decide alike.
+
+        Raises:
+            UnsupportedCheckpoint: a weight that is loaded again does not fold well.
+        """
+        given = data, scales, weight_global, input_global
+        if self.plan.is_fp8:
+            folded = folded_weight(*given, self.plan.shard_sizes, gate_up=self.plan.gate_up)
+            if layer.tp_size > 1:
+                torch.distributed.all_reduce(
+                    folded.error, torch.distributed.ReduceOp.MAX, get_tp_group().device_group
+                )
+            reason = why_not(float(folded.error))
+            if not reason:
+                self._is_in_use = True
+                return folded.weight
+            if self._is_in_use:
+                raise UnsupportedCheckpoint(
+                    f"{self.prefix}: {reason} for activations in FP8, as at start; start the "
+                    "server with these weights, or with nvfp4_tc.activation '16-bit'"
+                )
+            del folded
+            self.keep_16_bits(layer, reason)
         return weights.kernel_weight(
             data,
             scales,
             weight_global,
-            input_global,
+            input_global if self.plan.activation == "static" else None,
             gate_up=self.plan.gate_up,
-            layout=self.plan.kernel.weight_layout,
+            layout=self.plan.weight_layout,
             padded=self.plan.pads_rows,
         )
 
@@ -284,7 +311,9 @@ class Nvfp4LinearBase(LinearMethodBase):
 
     def install(self, layer: Any, weight: weights.KernelWeight) -> None:
         """Register the tensors that the layer, or the norm before the layer, reads when run."""
-        scale = weight.input_scale if self._feeds_reduction else None
+        norm = None if self._norm is None else self._norm.norm
+        is_reduced = norm is not None and norm.feeding.reduction is not None
+        scale = weight.input_scale if is_reduced else None
         tensors = {
             "weight": weight.data,
             "weight_scale": weight.scales,
@@ -319,8 +348,8 @@ class Nvfp4LinearBase(LinearMethodBase):
         """
         plan = self.plan
         if isinstance(x, QuantizedInput):
-            came = f"NVFP4 of {x.terms} terms"
-            fits = plan.quantizer is not None and x.terms == plan.terms
+            came = "E4M3" if x.is_fp8 else f"NVFP4 of {x.terms} terms"
+            fits = plan.quantizer is not None and (x.is_fp8, x.terms) == (plan.is_fp8, plan.terms)
         else:
             came, fits = dtype_name(x.dtype), x.dtype in A16_DTYPES
         if x.shape[-1] != plan.k or not fits:
@@ -343,15 +372,17 @@ class Nvfp4LinearBase(LinearMethodBase):
     def dequantize_weight(self, layer: Any) -> Tensor:
         """Decode the weight: float32 ``(N, K)``."""
         plan = self.plan
-        globals_ = layer.alpha if layer.input_scale is None else layer.alpha / layer.input_scale
-        per_row = globals_.repeat_interleave(torch.tensor(plan.shard_sizes, device=globals_.device))
+        per_row = layer.alpha if layer.input_scale is None else layer.alpha / layer.input_scale
+        if not plan.is_fp8:
+            sizes = torch.tensor(plan.shard_sizes, device=per_row.device)
+            per_row = per_row.repeat_interleave(sizes)
         parts = (layer.weight, layer.weight_scale)
         matrices = zip(*parts, strict=True) if plan.gate_up else [parts]
         values = [
             weights.decode(data, scales, n, plan.k)
             for (data, scales), n in zip(matrices, plan.weight_rows, strict=True)
         ]
-        return torch.cat(values).mul_(per_row.unsqueeze(-1))
+        return torch.cat(values).mul_(per_row.view(-1, 1))
 
 
 def resolve_fusions(model: Module) -> None:

@@ -44,7 +44,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
     def __init__(
         self, startup: Startup, options: Options, prefix: str, terms: RequestedTerms | None = None
     ) -> None:
-        super().__init__(startup, options, prefix, options.activation, terms)
+        super().__init__(startup, options, prefix, "per-token", terms)
 
     def create_weights(
         self,
@@ -85,7 +85,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         quantised = [self._quantize(layer, *each) for each in zip(shards, names, strict=True)]
         del layer.weight, shards
         data, scales, weight_global = kernel_weight.join_shards(quantised)
-        self.install(layer, self.kernel_weight(data, scales, weight_global, None))
+        self.install(layer, self.kernel_weight(layer, data, scales, weight_global, None))
         self.startup.loaded(self.prefix, layer.weight.device)
 
     def _check_complete(self, layer: Any) -> None:

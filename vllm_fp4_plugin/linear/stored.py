@@ -74,7 +74,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         self.resolve_fusions(layer)
         stored = self.stored.take(layer)
         try:
-            kernel_weight = self.kernel_weight(*stored)
+            kernel_weight = self.kernel_weight(layer, *stored)
         except InvalidArgument as error:
             raise UnsupportedCheckpoint(f"{self.prefix}: {error}") from error
         self.install(layer, kernel_weight)

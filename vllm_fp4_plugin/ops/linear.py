@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.dispatch import load_target
-from nvfp4_kernels.formats.output import PerToken, Static
-from nvfp4_kernels.gemm.arguments import quantized_result
+from nvfp4_kernels.formats.output import PerToken, PerTokenFp8, Static, StaticFp8
+from nvfp4_kernels.gemm.arguments import fp8_result, quantized_result, weight_layout
 from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
 from nvfp4_kernels.quantize.call import QuantizeCall
 from vllm_fp4_plugin.ops.define import define, readable
@@ -30,12 +30,13 @@ class LinearCall(NamedTuple):
 
     Attributes:
         x: bfloat16 or float16 ``(..., K)``, or the data of a ``QuantizedInput``.
-        x_scales: block scales of a ``QuantizedInput``; None: x is in 16 bits.
+        x_scales: block scales of a ``QuantizedInput`` in NVFP4; None: x is in 16 bits or E4M3.
         row_scale: row scale of a ``QuantizedInput``, or None.
-        weight: uint8 ``(N, K/2)``, or the data in fragment layout.
-        weight_scale: float8_e4m3fn, blocked layout, or uint8, fragment layout.
+        weight: uint8 ``(N, K/2)``, or the data in fragment or folded layout.
+        weight_scale: float8_e4m3fn, blocked layout, or uint8, fragment layout; int32, folded
+            layout: activations are E4M3.
         alpha: float32 ``(S,)``, factor of each shard's product: the weight's global scale, times
-            ``input_scale`` if given.
+            ``input_scale`` if given; for a folded weight ``(N,)``, a factor of each row.
         shard_sizes: widths of the shards, S numbers adding up to N.
         input_scale: float32 ``()``, calibrated; None: a scale per token, or 16-bit activations.
         bias: ``(N,)`` or None.
@@ -66,11 +67,12 @@ class SiluMulLinearCall(NamedTuple):
     Arguments not listed here are as in ``LinearCall``.
 
     Attributes:
-        weight: uint8 ``(2, N, K/2)``, gate and up projection, or ``(2, …)`` in fragment layout.
+        weight: uint8 ``(2, N, K/2)``, gate and up projection, or ``(2, …)`` in fragment or folded
+            layout.
         weight_scale: float8_e4m3fn ``(2, …)``, each projection in blocked layout; or uint8,
-            fragment layout.
-        alpha: float32 ``(2,)``.
-        n: N without the padding of the fragment layout.
+            fragment layout; or int32, folded layout.
+        alpha: float32 ``(2,)``; for folded weights ``(2, N)``.
+        n: N without the padding of the fragment and folded layouts.
         kernel: target of a kernel of ``silu_mul_gemm``.
         output: format of a result quantised for the next layer, not in the schema; None: the result
             is of ``dtype``.
@@ -88,7 +90,7 @@ class SiluMulLinearCall(NamedTuple):
     quantizer: str | None
     terms: int
     dtype: torch.dtype
-    output: Static | None = None
+    output: Static | StaticFp8 | None = None
 
 
 def _operand(call: LinearCall | SiluMulLinearCall) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -97,20 +99,29 @@ def _operand(call: LinearCall | SiluMulLinearCall) -> tuple[Tensor, Tensor | Non
     A 16-bit input is flattened to ``(tokens, K)`` and, if the call has a quantizer, quantised.
     """
     x = call.x
-    if call.x_scales is not None:
+    if _is_quantized(x, call.x_scales):
         return x, call.x_scales, call.row_scale
     flat = readable(x.reshape(-1, x.shape[-1]))
     if call.quantizer is None:
         return flat, None, None
-    scale, terms = call.input_scale, call.terms
+    scale, terms, quantize = call.input_scale, call.terms, load_target(call.quantizer)
+    if weight_layout(call.weight_scale) == "folded":
+        to_fp8 = PerTokenFp8() if scale is None else StaticFp8(scale)
+        data, *row_scales = quantize(QuantizeCall(flat, to_fp8))
+        return data, None, row_scales[0] if row_scales else None
     output = PerToken(terms) if scale is None else Static(scale, terms)
-    data, scales, *row_scales = load_target(call.quantizer)(QuantizeCall(flat, output))
+    data, scales, *row_scales = quantize(QuantizeCall(flat, output))
     return data, scales, row_scales[0] if row_scales else None
+
+
+def _is_quantized(x: Tensor, x_scales: Tensor | None) -> bool:
+    """Whether an op's input is the data of a ``QuantizedInput``, NVFP4 or E4M3."""
+    return x_scales is not None or x.dtype == torch.float8_e4m3fn
 
 
 def _result_shape(x: Tensor, x_scales: Tensor | None, n: int) -> tuple[int, ...]:
     """Shape of a 16-bit result with ``n`` columns; 2-D for a quantised input."""
-    return (*x.shape[:-1], n) if x_scales is None else (x.shape[-2], n)
+    return (x.shape[-2], n) if _is_quantized(x, x_scales) else (*x.shape[:-1], n)
 
 
 def _linear(*arguments: Any) -> Tensor:
@@ -158,8 +169,24 @@ def _silu_mul_linear_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _silu_mul_product(SiluMulLinearCall._make((*given, torch.float32, output)))
 
 
+def _silu_mul_linear_fp8(*arguments: Any) -> Tensor:
+    """Compute ``silu_mul_linear`` with an E4M3 result for the next layer.
+
+    ``arguments`` are the fields of a ``SiluMulLinearCall`` up to ``terms``; then the input scale of
+    the next layer, float32 ``()``.
+
+    Returns:
+        float8_e4m3fn ``(M, N)``, N padded: see ``nvfp4_kernels.formats.fp8_rows``.
+    """
+    *given, out_scale = arguments
+    out, _ = _silu_mul_product(
+        SiluMulLinearCall._make((*given, torch.float32, StaticFp8(out_scale)))
+    )
+    return out
+
+
 def _silu_mul_product(call: SiluMulLinearCall) -> Any:
-    """Run the kernel; return the result and None or, if quantised, its data and block scales."""
+    """Run the kernel; return the result and None or, if NVFP4, its data and block scales."""
     a, a_scales, row_scale = _operand(call)
     weight, scales = call.weight, call.weight_scale
     return load_target(call.kernel)(
@@ -196,6 +223,12 @@ silu_mul_linear_quantized = define(
     _silu_mul_linear_quantized,
     "(Tensor, Tensor)",
 )
+silu_mul_linear_fp8 = define(
+    _LIBRARY,
+    "silu_mul_linear_fp8",
+    f"{_WEIGHT}, SymInt n, Tensor? input_scale, {_KERNELS}, Tensor out_scale",
+    _silu_mul_linear_fp8,
+)
 
 
 @register_fake("nvfp4_tc::linear", lib=_LIBRARY)
@@ -221,3 +254,11 @@ def _(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     rows = x.reshape(-1, x.shape[-1]) if x_scales is None else x
     return quantized_result(rows, n, 1 if x_scales is None else rest[-3], rest[-1])
+
+
+@register_fake("nvfp4_tc::silu_mul_linear_fp8", lib=_LIBRARY)
+def _(
+    x: Tensor, x_scales: Tensor | None, row_scale: Tensor | None, weight: Tensor,
+    weight_scale: Tensor, alpha: Tensor, n: int, *rest: Any,
+) -> Tensor:  # fmt: skip
+    return fp8_result(x.reshape(-1, x.shape[-1]), n)

@@ -16,23 +16,30 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class QuantizedInput:
-    """Input of a linear layer in NVFP4, in the layout of a GEMM kernel.
+    """Input of a linear layer in NVFP4 or E4M3, in the layout of a GEMM kernel.
 
     Attributes:
-        data: uint8 ``(M, K/2)``, or ``(terms, M, K/2)`` for several terms.
-        scales: float8_e4m3fn, blocked layout, as returned by ``nvfp4_kernels.quantize``.
+        data: uint8 ``(M, K/2)``, or ``(terms, M, K/2)`` for several terms; or float8_e4m3fn
+            ``(M, K)``, K padded, in the order of ``nvfp4_kernels.formats.fp8_rows``.
+        scales: float8_e4m3fn, blocked layout, as returned by ``nvfp4_kernels.quantize``; None of
+            E4M3.
         row_scale: float32 ``(M,)``; None if the layer's own scale was used.
         shape: shape of the represented 16-bit tensor, ``(..., K)``, with M rows in total.
         dtype: dtype of the represented tensor, and of the layer's result.
-        terms: number of NVFP4 values whose sum represents each element.
+        terms: number of NVFP4 values whose sum represents each element; 1 of E4M3.
     """
 
     data: Tensor
-    scales: Tensor
+    scales: Tensor | None
     row_scale: Tensor | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     terms: int
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the data are E4M3, instead of NVFP4."""
+        return self.scales is None
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

@@ -18,7 +18,7 @@ class Layer:
         gate_up: whether the layer is a fused gate and up projection.
         shards: number of projections stacked in the weight, each with its own global scale.
         bias: whether a bias is added.
-        out_terms: number of NVFP4 terms of the output; 0: 16-bit output.
+        out_terms: number of NVFP4 terms of the output, 1 also of an E4M3 output; 0: 16-bit output.
     """
 
     name: str

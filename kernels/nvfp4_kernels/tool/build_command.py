@@ -69,7 +69,10 @@ def build(
     ] = 8192,
     activation: Annotated[
         ActivationName | None,
-        typer.Option(help="How inputs are scaled, on sm_100; else as the model says, or both."),
+        typer.Option(
+            help="How inputs are scaled: static, per-token or both on sm_100; on sm_90 the "
+            "server's option activation, fp8 or 16-bit; else as the model says, or both."
+        ),
     ] = None,
     terms: Annotated[
         int | None,

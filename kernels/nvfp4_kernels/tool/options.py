@@ -27,11 +27,18 @@ class CacheName(StrEnum):
 
 
 class ActivationName(StrEnum):
-    """Scaling of activations: one calibrated scale, a scale per token, or kernels for either."""
+    """Format of activations: on sm_100 the scaling of NVFP4, on sm_90 the server's option."""
 
     static = "static"
     per_token = "per-token"
     both = "both"
+    fp8 = "fp8"
+    unquantized = "16-bit"
+
+    @property
+    def is_option(self) -> bool:
+        """Whether the name is a value of the server's option ``activation``, for sm_90."""
+        return self in (ActivationName.fp8, ActivationName.unquantized)
 
 
 def dtype_of(name: DtypeName | None) -> Dtype | None:

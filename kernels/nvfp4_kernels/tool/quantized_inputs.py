@@ -1,4 +1,4 @@
-"""Quantisation of layer inputs on sm_100, from a checkpoint's quantization config."""
+"""Quantisation of layer inputs, from a checkpoint's quantization config."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ _FP4_BITS = 4
 
 
 class Inputs(NamedTuple):
-    """Quantisation of GEMM inputs.
+    """Quantisation of GEMM inputs on sm_100; on sm_90, static ones are FP8, others 16-bit.
 
     Attributes:
         activation: one calibrated global scale, or one per token.

@@ -1,13 +1,14 @@
 """Kernels that ``build`` must compile: for a model, or for the sizes of given layers."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.attention_sm100 import CACHES, attention_kernels, hands_over
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
-from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
+from nvfp4_kernels.precompile.fp8_rows_sm90 import norm_kernels as fp8_norm_kernels
+from nvfp4_kernels.precompile.linear_sm90 import fp8_kernels, weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kernels
 from nvfp4_kernels.precompile.model import PAGE_SIZE, quantizing_mlps
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
@@ -95,24 +96,21 @@ def _sm90_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
     """Kernels of linear layers, experts, decode attention, norms and rotary embeddings.
 
     Raises:
-        UnusableModel: an option is given on which no kernel depends: activations are not quantised
-            on sm_90, and FP8 caches are left to vLLM.
+        UnusableModel: an option is given on which no kernel depends: activations are not NVFP4 on
+            sm_90, and FP8 caches are left to vLLM.
     """
-    given = {
-        "--activation": wanted.activation,
-        "--terms": wanted.terms,
-        "--kv-cache": wanted.kv_cache,
-    }
-    for option, value in given.items():
+    if wanted.activation is not None and not wanted.activation.is_option:
+        raise UnusableModel(
+            f"--activation: is {str(wanted.activation)!r}, must be fp8 or 16-bit for sm_90, whose "
+            "activations are not NVFP4; leave it out for what the model says"
+        )
+    for option, value in {"--terms": wanted.terms, "--kv-cache": wanted.kv_cache}.items():
         if value is not None:
             raise UnusableModel(
                 f"{option}: is {str(value)!r}, must not be given for sm_90, where no "
                 "kernel depends on it; leave it out"
             )
-    model, sms = wanted.mixture.dense, wanted.sms
-    specs = weight_only_kernels(
-        model, max_tokens=wanted.max_tokens, batch_invariant=wanted.batch_invariant, sms=sms
-    )
+    model, sms, specs = wanted.mixture.dense, wanted.sms, _sm90_linear_kernels(wanted)
     if wanted.batch_invariant:
         return specs  # all else is vLLM's
     if model.attention is not None:
@@ -124,8 +122,40 @@ def _sm90_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
     return specs
 
 
+def _sm90_linear_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
+    """Kernels of linear layers and, for FP8 activations, of their inputs and of norms."""
+    model = wanted.mixture.dense
+    how: dict[str, Any] = {
+        "max_tokens": wanted.max_tokens,
+        "batch_invariant": wanted.batch_invariant,
+        "sms": wanted.sms,
+    }
+    specs: dict[KernelSpec, list[str]] = {}
+    for inputs in wanted.of_model:
+        static = inputs.activation == "static"
+        default = ActivationName.fp8 if static else ActivationName.unquantized
+        if (wanted.activation or default) is ActivationName.unquantized:
+            specs |= weight_only_kernels(model, **how)
+            continue
+        layers = quantizing_mlps(model, 1) if static and model.hidden else model
+        specs |= fp8_kernels(layers, per_token=not static, **how)
+        if model.hidden:
+            sizes = model.dtype, model.dtype, model.hidden, not static
+            specs |= {spec: ["norms"] for spec in fp8_norm_kernels(*sizes)}
+    return specs
+
+
 def _sm100_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers, experts and their inputs, norms, attention, rotary and KV store."""
+    """Kernels of linear layers, experts and their inputs, norms, attention, rotary and KV store.
+
+    Raises:
+        UnusableModel: the option for activations is one for sm_90.
+    """
+    if wanted.activation is not None and wanted.activation.is_option:
+        raise UnusableModel(
+            f"--activation: is {str(wanted.activation)!r}, must be static, per-token or both for "
+            "sm_100, which multiplies NVFP4; leave it out for what the model says"
+        )
     model, sms, tokens = wanted.mixture.dense, wanted.sms, wanted.max_tokens
     specs: dict[KernelSpec, list[str]] = {}
     for activation, terms in inputs_of(wanted):

@@ -9,10 +9,11 @@ import torch
 
 from nvfp4_kernels.formats.fragments import fragment_shapes
 from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
+from nvfp4_kernels.gemm.sm90 import choose_fp8
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, representative_tokens
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
-from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
-from nvfp4_kernels.precompile.model import Layer
+from nvfp4_kernels.precompile.linear_sm90 import fp8_epilogue, fp8_kernels, weight_only_kernels
+from nvfp4_kernels.precompile.model import Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.runtime.compile import DeviceKernel
 from nvfp4_kernels.sm90.limits import SMS
@@ -118,3 +119,29 @@ def test_neither_inputs_nor_attention_have_kernels() -> None:
 def test_other_gpus_get_other_kernels() -> None:
     few, many = (weight_only_kernels(LLAMA_8B, max_tokens=2048, sms=sms) for sms in (78, 132))
     assert few.keys() != many.keys()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fastest", "batch-invariant"])
+@pytest.mark.parametrize("per_token", [False, True], ids=["static", "per token"])
+def test_every_number_of_tokens_has_its_fp8_kernel(per_token: bool, batch_invariant: bool) -> None:
+    """K, no multiple of 64, is padded; gate and up write E4M3."""
+    layers = (
+        Layer("qkv", 1536, 1040, shards=3, bias=True),
+        Layer("gate_up", 2816, 1040, gate_up=True, out_terms=1),
+    )
+    choose = choose_fp8.choose_batch_invariant if batch_invariant else choose_fp8.choose_config
+    found = fp8_kernels(
+        Model("", "bfloat16", layers), max_tokens=LAUNCHED, per_token=per_token,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
+    for layer in layers:
+        output = fp8_epilogue(layer, "bfloat16", per_token)
+        problems = (Problem(m, layer.n, 1088, layer.weights) for m in range(1, LAUNCHED + 1))
+        chosen = {choose(problem, output, SMS) for problem in problems}
+        products = [s for s, users in found.items() if layer.name in users and s.op != "quantize"]
+        assert {spec.fields for spec in products} == chosen
+        assert {spec.fields[1].dtype for spec in products} == {
+            "float8_e4m3fn" if layer.out_terms else "bfloat16"
+        }
+    assert {spec.op for spec in found} == {"quantize", "gemm", "silu_mul_gemm"}

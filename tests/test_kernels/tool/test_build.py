@@ -188,6 +188,7 @@ def test_a_hopper_finds_its_kernel(tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     folder = tmp_path / "kernels"
     build = ["build", "--linear", "64,128", "--max-tokens", "8", "--arch", "sm_90a"]
+    build += ["--activation", "16-bit"]
     done = python(BUILD, *build, "--jobs", "1", "--out", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     found = python(ON_AN_H200 + A_PRODUCT, folder)
@@ -405,7 +406,40 @@ def test_a_hopper_without_a_kernel_for_attention(
     (tmp_path / "config.json").write_text(json.dumps(DECODING | {"head_dim": 96}))
     assert invoke(tmp_path, "--arch", "sm_90a", "--out", tmp_path)[0] == 0
     ops = {"add_rms_norm", "gemm", "rotary_embedding", "silu_mul_gemm"}
-    assert {spec.op for spec in seen} == ops
+    of_fp8 = {"quantize", "rms_norm_quantize"}
+    assert {spec.op for spec in seen} == ops | of_fp8  # of a checkpoint that is quantised elsewhere
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "acts"),
+    [
+        ("NVFP4", [], {"float8_e4m3fn"}),
+        ("NVFP4", ["--activation", "16-bit"], {"bfloat16"}),
+        ("W4A16_NVFP4", [], {"bfloat16"}),
+        ("W4A16_NVFP4", ["--activation", "fp8"], {"float8_e4m3fn"}),
+        (None, [], {"float8_e4m3fn", "bfloat16"}),
+    ],
+)
+def test_arithmetic_on_a_hopper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str | None, given: list[str],
+    acts: set[str],
+) -> None:  # fmt: skip
+    seen: list[KernelSpec] = []
+    monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    config = {"quantization_config": {"quant_algo": algorithm}} if algorithm else {}
+    (tmp_path / "config.json").write_text(json.dumps(DECODING | config))
+    arguments = ["--arch", "sm_90a", "--max-tokens", "64", *given, "--out", tmp_path]
+    assert invoke(tmp_path, *arguments)[0] == 0
+    assert {spec.fields[1].act for spec in seen if spec.op == "gemm"} == acts
+    per_token = algorithm == "W4A16_NVFP4"
+    pairs = [spec.fields[1] for spec in seen if spec.op == "silu_mul_gemm"]
+    fp8 = [output for output in pairs if output.act == "float8_e4m3fn"]
+    assert bool(fp8) == ("float8_e4m3fn" in acts)
+    assert {(each.dtype, each.per_token) for each in fp8} == (
+        set() if not fp8 else {("bfloat16", True) if per_token else ("float8_e4m3fn", False)}
+    )
+    quantisers = {spec.fields[-2] for spec in seen if spec.op.endswith("quantize")}
+    assert quantisers == ({per_token} if fp8 else set())
 
 
 @pytest.mark.parametrize(
@@ -420,7 +454,11 @@ def test_a_hopper_without_a_kernel_for_attention(
             ["--linear", "64,64", "--arch", "sm_80"],
             "--arch: is 'sm_80', must be one of sm_90 or sm_90a (H100, H200), sm_100 or sm_100a",
         ),
-        ([*ON_HOPPER, "--activation", "static"], "--activation: is 'static', must not be given"),
+        (
+            [*ON_HOPPER, "--activation", "static"],
+            "--activation: is 'static', must be fp8 or ",
+        ),
+        (["--linear", "64,64", "--activation", "fp8"], "--activation: is 'fp8', must be static, p"),
         ([*ON_HOPPER, "--terms", "3"], "--terms: is '3', must not be given"),
         ([*ON_HOPPER, "--kv-cache", "fp8"], "--kv-cache: is 'fp8', must not be given"),
         ([*ON_HOPPER, "--block-size", "48"], "--block-size: is 48, must be a power of"),
@@ -443,6 +481,7 @@ def test_a_hopper_without_a_kernel_for_attention(
         "odd K",
         "arch",
         "activation on sm_90",
+        "activation on sm_100",
         "terms on sm_90",
         "cache on sm_90",
         "pages on sm_90",

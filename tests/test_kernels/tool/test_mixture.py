@@ -241,6 +241,7 @@ def test_a_file_beside_the_config_is_read(tmp_path: Path) -> None:
         ("NVFP4", "sm_100", STATIC),
         ("W4A16_NVFP4", "sm_100", WEIGHT_ONLY),
         ("W4A16_NVFP4", "sm_90", None),
+        ("NVFP4", "sm_90", None),
     ],
 )
 def test_what_is_built_is_what_a_server_warms_up(
@@ -261,7 +262,12 @@ def test_what_is_built_is_what_a_server_warms_up(
             ExpertSizes(256, width, 8, 8), 2, SILU, "bfloat16", activation, terms, choice=CHOICE
         ),
     )
-    linear = [Product(family, each, "bfloat16", activation, terms) for each in mixture.dense.layers]
+    fp8 = (family, algorithm) == ("sm_90", "NVFP4")  # of linear layers alone
+    activation = "static" if fp8 else activation
+    linear = [
+        Product(family, each, "bfloat16", activation, terms, fp8=fp8)
+        for each in mixture.dense.layers
+    ]
     warmed_up = set(product_kernels([layer, *linear], 40, 132))
     assert warmed_up <= built
     of_linears = ("gemm", "quantize", "grouped_gemm")

@@ -1,4 +1,4 @@
-"""Linear layers of vLLM on sm_90: weights in fragments, 16-bit activations, and their report.
+"""Linear layers on sm_90 with ``activation`` "16-bit": weights in fragments, and their report.
 
 Results are bit-identical to the same weights in the blocked layout, weight-only, on CPU.
 """
@@ -36,7 +36,12 @@ from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 FP32 = torch.float32
-WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"
+WHY = "activation is 16-bit"
+
+
+@pytest.fixture(autouse=True)
+def stay_in_16_bits(vllm_config: Any) -> None:
+    vllm_config.additional_config = {"nvfp4_tc": {"activation": "16-bit"}}
 
 
 @pytest.fixture
@@ -116,9 +121,10 @@ def test_inputs_that_kernels_cannot_read_as_they_are(off: int, x: Tensor) -> Non
     assert torch.equal(out, expected)
 
 
-@pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("arch", ["cpu", "sm_90", "sm_100"])
-def test_more_projections_than_kernels_take(arch: str) -> None:
+def test_more_projections_than_kernels_take(arch: str, vllm_config: Any) -> None:
+    vllm_config.additional_config = {}
+
     def build() -> Any:
         config = Nvfp4TcConfig(checkpoint(weight_only=False))
         return MergedColumnParallelLinear(
@@ -234,7 +240,7 @@ def test_opcheck(pair: list[Nvfp4Tensor], x: Tensor) -> None:
 
 
 def test_both_reasons_are_told(vllm_config: Any, pair: list[Nvfp4Tensor], x: Tensor) -> None:
-    vllm_config.additional_config = {"nvfp4_tc": {"fuse_mlp": False}}
+    vllm_config.additional_config = {"nvfp4_tc": {"activation": "16-bit", "fuse_mlp": False}}
     expected, _ = loaded_pair(pair, weight_only=True)(x)
     with sm90_ops():
         layer = loaded_pair(pair, weight_only=False)
@@ -262,7 +268,9 @@ def test_online(activation: str, vllm_config: Any, x: Tensor) -> None:
     vllm_config.additional_config = {}
     expected, _ = loaded(build, [quantize_weight(w) for w in whole], shard_ids, weight_only=True)(x)
     assert torch.equal(out, expected)
-    assert (told.arithmetic, told.reason) == ("W4A16", WHY if activation == "per-token" else "")
+    reason = "sm_90 has no W4A4 kernel, activations stay 16-bit"
+    assert told.arithmetic == "W4A16"
+    assert told.reason == (reason if activation == "per-token" else "")
     assert told.weight_bytes == held_bytes(layer)
 
 
@@ -303,10 +311,10 @@ def test_in_pieces(fused: bool, elements: int, monkeypatch: pytest.MonkeyPatch) 
 # --- refused ----------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("weight_only", [False, True], ids=["w4a4", "w4a16"])
-def test_a_device_with_no_kernel_at_all(weight_only: bool) -> None:
+def test_a_device_with_no_kernel_at_all(weight_only: bool, vllm_config: Any) -> None:
     """The error names the requested kernel, not the substitute."""
+    vllm_config.additional_config = {}
     mode = "w4a16" if weight_only else "w4a4"
     message = rf"gemm: no {mode} kernel for cpu \(sm_80\)"
     with standing_in("cpu", "sm_80"), pytest.raises(NoKernelError, match=message):
@@ -317,9 +325,9 @@ def kv_b_proj(config: Nvfp4TcConfig) -> Any:
     return ColumnParallelLinear(K, 80, bias=False, quant_config=config, prefix="attn.kv_b_proj")
 
 
-@pytest.mark.usefixtures("vllm_config")
-def test_mla_takes_a_projection_whose_activations_stay_16_bit(x: Tensor) -> None:
+def test_mla_takes_a_projection_whose_activations_stay_16_bit(vllm_config: Any, x: Tensor) -> None:
     """MLA multiplies an identity by kv_b_proj, so a calibrated input scale would not fit."""
+    vllm_config.additional_config = {}
     with pytest.raises(UnsupportedCheckpoint, match=r"attn\.kv_b_proj: .* MLA needs its weight"):
         kv_b_proj(Nvfp4TcConfig(checkpoint()))
     shards = quantised_shards([80], [1.0])

@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from nvfp4_kernels.gemm.kernels import KERNELS
-from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.fusion.gate_up import PROJECTION
 from vllm_fp4_plugin.fusion.self_check.neighbourhood import Neighbourhood, product, random_input
-from vllm_fp4_plugin.plan import Choice, choose_kernels
+from vllm_fp4_plugin.kernel_choice import Choice
 
 
 def neighbourhoods(model: Module) -> Iterator[Neighbourhood]:
@@ -37,7 +36,7 @@ def _neighbourhood(name: str, layer: Any) -> Neighbourhood:
         method.apart = _apart(method)
 
     sizes = tuple(plan.shard_sizes), plan.k, plan.out_terms
-    how = *plan.targets, plan.terms, plan.activation
+    how = *plan.targets, plan.kernel.mode, plan.terms, plan.activation
     return Neighbourhood(f"{name} (with SiLU-mul)", ("mlp", *sizes, *how), results, separate)
 
 
@@ -48,10 +47,9 @@ def _apart(method: Any) -> tuple[str, str | None]:
         TypeError: no such GEMM takes the weight and input as they are.
     """
     plan = method.plan
-    choice: Choice = choose_kernels(
-        KERNELS, method.activation, method.terms, batch_invariant=batch_invariance.is_wanted()
-    )
+    choice: Choice = method.choose(KERNELS)
     alike = choice.terms == plan.terms and choice.activation == plan.activation
+    alike = alike and choice.kernel.mode == plan.kernel.mode
     if not alike or choice.kernel.weight_layout != plan.kernel.weight_layout:
         raise TypeError("there is no kernel for the projections apart")
     return choice.kernel.target, None if choice.quantizer is None else choice.quantizer.target

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.formats.fp8_rows import FP8_MAX
+from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE
 from vllm_fp4_plugin.ops.operands import QuantizedInput, Unreduced
 
 TOKENS = 5
-_SATURATED = 2688  # largest NVFP4 value under an input's global scale, in units of the scale
-_DEVIATIONS = 4  # random values of this many standard deviations reach that value
+_DEVIATIONS = 4  # random values of this many standard deviations reach the largest value
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,13 @@ def random_input(layer: Any, tokens: int = TOKENS) -> Tensor:
     """Normally distributed input ``(tokens, K)`` of a layer.
 
     If the layer has a calibrated scale, values of ``_DEVIATIONS`` standard deviations reach the
-    largest NVFP4 value under the scale.
+    largest NVFP4 or E4M3 value under the scale.
     """
     scale = getattr(layer, "input_scale", None)
     values = torch.randn(tokens, layer.input_size, generator=_generator()).to(layer.weight.device)
     if scale is not None:
-        values = values * (scale.float() * (_SATURATED / _DEVIATIONS))
+        largest = FP8_MAX if layer.weight_scale.dtype == torch.int32 else GLOBAL_RANGE
+        values = values * (scale.float() * (largest / _DEVIATIONS))
     return values.to(layer.params_dtype)
 
 
