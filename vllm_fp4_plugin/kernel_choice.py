@@ -68,8 +68,8 @@ def choose_kernels(
 ) -> Choice:
     """Choose the kernels of a layer for this process's device.
 
-    A device without a kernel for NVFP4 activations multiplies FP8 (E4M3) activations if they have a
-    calibrated scale; else 16-bit activations, without loss. A device without a kernel for 16-bit
+    A device without a kernel for NVFP4 activations multiplies 16-bit activations, without loss, or
+    on request FP8 (E4M3) activations. A device without a kernel for 16-bit
     activations multiplies sums of three NVFP4 terms, which lose less than rounding to bfloat16,
     unless the user requests another number of terms.
 
@@ -92,11 +92,8 @@ def choose_kernels(
     narrow, wide = (table.find(device, mode, batch_invariant) for mode in ("w4a4", "w4a16"))
     if narrow is not None and wide is None:
         _check_option(option, activation, arch)
-    calibrated = activation == "static" and requested is None
-    if option == "fp8" or (option == "per-token" and calibrated and narrow is None):
-        eight = _fp8(table, activation, quantizers, option, why_not_fp8, batch_invariant)
-        if eight is not None:
-            return eight
+    if option == "fp8":
+        return _fp8(table, activation, quantizers, why_not_fp8, batch_invariant)
     reason = ""
     if option == "16-bit":
         reason = "activation is 16-bit" if activation == "static" else ""
@@ -124,31 +121,21 @@ def _fp8(
     table: KernelTable,
     activation: Activation,
     quantizers: Mapping[str, KernelTable],
-    option: RequestedActivation,
     why_not_fp8: str,
     batch_invariant: bool,
-) -> Choice | None:
+) -> Choice:
     """Kernels for FP8 activations, or for 16-bit activations if the layer cannot take FP8.
 
-    None if the device lacks the former, and the user has not requested FP8. Arguments are as for
-    ``choose_kernels``.
+    Arguments are as for ``choose_kernels``.
     """
     device = current_device()
     if why_not_fp8:
-        return Choice(
-            table.select(device, "w4a16", batch_invariant), None, "16-bit", 1, why_not_fp8
-        )
+        kernel = table.select(device, "w4a16", batch_invariant)
+        return Choice(kernel, None, "16-bit", 1, why_not_fp8)
     scaling: Activation = "static" if activation == "static" else "per-token"
-    kernel = table.find(device, "w4a8", batch_invariant)
-    quantizer = quantizers[scaling].find(device, "w4a8")
-    if option == "fp8":
-        kernel = table.select(device, "w4a8", batch_invariant)
-        quantizer = quantizers[scaling].select(device, "w4a8")
-        return Choice(kernel, quantizer, scaling, 1, "activation is fp8")
-    if kernel is None or quantizer is None:
-        return None
-    reason = f"{device_arch(device)} has no W4A4 kernel, activations become FP8"
-    return Choice(kernel, quantizer, scaling, 1, reason)
+    kernel = table.select(device, "w4a8", batch_invariant)
+    quantizer = quantizers[scaling].select(device, "w4a8")
+    return Choice(kernel, quantizer, scaling, 1, "activation is fp8")
 
 
 def _check_option(option: RequestedActivation, activation: Activation, arch: str) -> None:

@@ -71,7 +71,7 @@ def build(
         ActivationName | None,
         typer.Option(
             help="How inputs are scaled: static, per-token or both on sm_100; on sm_90 the "
-            "server's option activation, fp8 or 16-bit; else as the model says, or both."
+            "server's option activation, fp8 or else 16-bit; else as the model says, or both."
         ),
     ] = None,
     terms: Annotated[

@@ -133,8 +133,7 @@ def _sm90_linear_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
     specs: dict[KernelSpec, list[str]] = {}
     for inputs in wanted.of_model:
         static = inputs.activation == "static"
-        default = ActivationName.fp8 if static else ActivationName.unquantized
-        if (wanted.activation or default) is ActivationName.unquantized:
+        if wanted.activation is not ActivationName.fp8:
             specs |= weight_only_kernels(model, **how)
             continue
         layers = quantizing_mlps(model, 1) if static and model.hidden else model

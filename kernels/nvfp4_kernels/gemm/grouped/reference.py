@@ -36,7 +36,7 @@ def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, Tensor | None]:
 
 def _products(call: GroupedGemmCall, expert: int, tiles: Tensor) -> list[Tensor]:
     """Products of an expert's token tiles with each weight of the expert, scaled, plus bias."""
-    raw = call.a.view(torch.uint8)[tiles].view(call.a.dtype)  # torch indexes no float8 on a CPU
+    raw = _rows_of(call.a, tiles)
     a_scales = None if call.a_scales is None else call.a_scales[tiles]
     values = values_of(call._replace(a=raw, a_scales=a_scales))
     b, b_scales, factors = call.b[expert], call.b_scales[expert], call.alpha[expert]
@@ -50,6 +50,13 @@ def _products(call: GroupedGemmCall, expert: int, tiles: Tensor) -> list[Tensor]
         if call.bias is not None:
             products[-1].add_(call.bias[expert].view(-1, call.rows)[index].float())
     return products
+
+
+def _rows_of(a: Tensor, tiles: Tensor) -> Tensor:
+    """Token tiles of ``a``; torch indexes no float8 on a CPU."""
+    if a.dtype == torch.float8_e4m3fn:
+        return a.view(torch.uint8)[tiles].view(a.dtype)
+    return a[tiles]
 
 
 def _activated(products: list[Tensor], activation: Activation | None) -> Tensor:
