@@ -23,7 +23,8 @@ from tests.mutants.kernels import Room
 COMBINE = import_module("nvfp4_kernels.moe.combine.reference")
 NO_OPS = {
     "Dispatched", "HeadRotation", "Ids", "IndexerKeys", "IndexerPagedKeys", "InvalidArgument",
-    "Logits", "NoKernelError", "Nvfp4Tensor", "PerToken", "Router", "Routing", "Static",
+    "Logits", "NoKernelError", "Nvfp4Tensor", "PerToken", "PerTokenFp8", "Router", "Routing",
+    "Static", "StaticFp8",
 }  # fmt: skip
 
 
