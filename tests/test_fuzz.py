@@ -23,7 +23,8 @@ from tests.mutants.kernels import Room
 COMBINE = import_module("nvfp4_kernels.moe.combine.reference")
 NO_OPS = {
     "Dispatched", "HeadRotation", "Ids", "IndexerKeys", "IndexerPagedKeys", "InvalidArgument",
-    "Logits", "NoKernelError", "Nvfp4Tensor", "PerToken", "Router", "Routing", "Static",
+    "Logits", "NoKernelError", "Nvfp4Tensor", "PerToken", "PerTokenFp8", "Router", "Routing",
+    "Static", "StaticFp8",
 }  # fmt: skip
 
 
@@ -80,6 +81,10 @@ def _nibbles_swapped(real: Any) -> Any:
     return broken
 
 
+def _last_bits_flipped(real: Any) -> Any:
+    return lambda *args: (real(*args).view(torch.uint8) ^ 1).view(torch.float8_e4m3fn)
+
+
 def _slightly_more(real: Any) -> Any:
     def broken(*args: Any) -> Any:
         out, *rest = real(*args)
@@ -115,6 +120,7 @@ def broken(module: str, name: str, change: Break) -> Mutant:
 MUTANTS = {
     "gemm": broken("gemm.reference", "gemm", _without_bias),
     "quantize": broken("quantize.reference", "quantize", _nibbles_swapped),
+    "rms_norm_quantize": broken("quantize.reference", "quantize_fp8", _last_bits_flipped),
     "add_rms_norm": broken("norm.reference", "add_rms_norm", _slightly_more),
     "merge_segments": broken("attention.merge.reference", "merge_segments", _slightly_more),
     "attention": broken("attention.reference", "attention", _slightly_more),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import from_blocked
 from nvfp4_kernels.formats.terms import unstack_scales
-from tests.test_kernels import oracle
+from tests.test_kernels import fp8_oracle, oracle
 from tests.test_kernels.oracle import E2M1, E4M3, Float64, float64, unpack
 
 F32 = np.float32
@@ -136,12 +136,33 @@ def linear_scales(
     return float64(linear)
 
 
-def row_scales(found: Tensor, low: Float64, high: Float64) -> None:
-    """Require one global scale per row: ``max|row| / 2688``, or 1 for a row of zeros or NaN."""
+def fp8_rows(stored: Tensor, low: Float64, high: Float64, scale: Tensor) -> None:
+    """Require E4M3 rows of some values between ``low`` and ``high``, ``(..., M, K)``, as stored.
+
+    ``scale`` is ``()`` or ``(..., M)``. If ``low`` and ``high`` are the same array, the values are
+    known to the bit.
+    """
+    *rows, k = low.shape
+    padded = (k + 63) // 64 * 64
+    require(tuple(stored.shape) == (*rows, padded), f"rows: shape {tuple(stored.shape)}")
+    ends = [fp8_oracle.rows(torch.from_numpy(x.astype(F32)), scale) for x in (low, high)]
+    if low is high:
+        same("rows", stored.view(torch.uint8), ends[0].view(torch.uint8))
+        return
+    a, b, found = (x.float().numpy() for x in (*ends, stored))
+    known = ~(np.isnan(a) | np.isnan(b))
+    fits = ~known | ((np.fmin(a, b) <= found) & (found <= np.fmax(a, b)))
+    require(fits, f"rows: {_first(found, a, b, ~fits)}")
+
+
+def row_scales(
+    found: Tensor, low: Float64, high: Float64, range_: float = 2688, least_scale: float = 2.0**-118
+) -> None:
+    """Require one scale per row: ``max|row| / range_``, or 1 for a row of zeros or NaN."""
     with np.errstate(all="ignore"):
         ends = low.astype(F32), high.astype(F32)
         least, most = (x.max(-1) for x in _sorted_magnitudes(*ends))
-        ends = [np.maximum(x / F32(2688), F32(2.0**-118)) for x in (least, most)]
+        ends = [np.maximum(x / F32(range_), F32(least_scale)) for x in (least, most)]
     ends = [np.where(x > 0, scale, F32(1)) for x, scale in zip((least, most), ends, strict=True)]
     low_end, high_end = np.minimum(*ends), np.maximum(*ends)
     within("row_scale", found, low_end.astype(np.float64), high_end.astype(np.float64))

@@ -46,7 +46,7 @@ def break_one(draw: Draw, given: Given) -> str:
 
 def _broken_within(draw: Draw, name: str, value: Any) -> tuple[Any, str]:
     """Break a value; if it has fields, usually break one of them instead, recursively."""
-    if isinstance(value, tuple) and hasattr(value, "_fields") and draw.chance(0.8):
+    if isinstance(value, tuple) and getattr(value, "_fields", ()) and draw.chance(0.8):
         part = draw.one(*(f for f in value._fields if getattr(value, f) is not None))
         broken, how = _broken_within(draw, f"{name}.{part}", getattr(value, part))
         return value._replace(**{part: broken}), how

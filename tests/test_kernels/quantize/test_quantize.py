@@ -251,7 +251,8 @@ def test_devices() -> None:
         quantize_op._quantize._init_fn(x, scale.to("meta"), 1)
     there_is = (
         r"no w4a4 kernel for meta \(meta\); there is nvfp4_quantize/reference \(cpu\), "
-        r"nvfp4_quantize_w4a8/reference \(cpu\), nvfp4_quantize/QuantizeSm100 \(sm_100\); run on"
+        r"nvfp4_quantize_w4a8/reference \(cpu\), nvfp4_quantize_w4a8/QuantizeFp8Sm90 \(sm_90\), "
+        r"nvfp4_quantize/QuantizeSm100 \(sm_100\); run on"
     )
     with pytest.raises(NoKernelError, match=there_is):
         quantize_op._quantize._init_fn(x.to("meta"), scale.to("meta"), 1)
