@@ -172,7 +172,7 @@ def test_refused_layers(bf16: Path, modelopt: Path, tmp_path: Path) -> None:
         ("", "static", "nvfp4_gemm/reference (cpu, batch-invariant)"),
         ("sm_100", "static", "nvfp4_gemm/block_scaled (sm_100, batch-invariant)"),
         ("sm_90", "16-bit", "nvfp4_gemm_w4a16/wgmma (sm_90, batch-invariant)"),
-        ("sm_90", "static", "nvfp4_gemm_w4a8/fp8_wgmma (sm_90, batch-invariant)"),
+        ("sm_90", "static", "nvfp4_gemm_w4a16/wgmma (sm_90, batch-invariant)"),
     ],
 )
 def test_kernels(arch: str, activation: Any, label: str) -> None:

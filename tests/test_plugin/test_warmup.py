@@ -85,7 +85,7 @@ def test_products_of_layers(vllm_config: Any, quant: Nvfp4TcConfig, name: str) -
     with sm90_ops():
         build(quant_config=quant, prefix=f"model.layers.0.{last}")
     assert set(quant.startup.products.values()) == {
-        Product("sm_90", expected, "bfloat16", "static", fp8=True)
+        Product("sm_90", expected, "bfloat16", "16-bit")
     }
     assert quant.startup.max_tokens == vllm_config.scheduler_config.max_num_batched_tokens
 
@@ -114,7 +114,7 @@ def test_other_ranks_add_no_bias(vllm_config: Any, quant: Nvfp4TcConfig) -> None
         layer = RowParallelLinear(K, 64, bias=True, quant_config=quant, prefix="model.o_proj")
         layer.tp_rank = 1
         product = product_of(layer, layer.quant_method.plan, torch.bfloat16)
-    assert product == Product("sm_90", Layer("", 64, K), "bfloat16", "static", fp8=True)
+    assert product == Product("sm_90", Layer("", 64, K), "bfloat16", "16-bit")
 
 
 def test_elsewhere_nothing_is_expected(vllm_config: Any, quant: Nvfp4TcConfig) -> None:

@@ -1,4 +1,4 @@
-"""Engine on CPU as on sm_90: linear layers multiply FP8 or, on request, 16 bits."""
+"""Engine on CPU as on sm_90: linear layers multiply 16 bits or, on request, FP8."""
 
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
 
-WHY = "sm_90 has no W4A4 kernel, activations become FP8"
-REQUESTED = "activation is 16-bit"
+WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"
+REQUESTED = "activation is fp8"
 APART = "quantises its input itself: attention writes no FP8"
 
 
@@ -49,20 +49,20 @@ def test_a_w4a4_checkpoint_is_served_in_fp8(
     fp8 = {"nvfp4_tc": {"activation": "fp8"}}
     reference = run(str(modelopt), additional_config=fp8, **settings)
     with sm90_ops() as product:
-        served = run(str(modelopt), **settings)
+        served = run(str(modelopt), additional_config=fp8, **settings)
     assert served.logprobs == reference.logprobs
     assert served.generated == reference.generated
     [attention] = [line for line in served.report if line.startswith("attn ")]
     norm = "nvfp4_add_rms_norm_quantize_w4a8/RmsNormQuantizeFp8Sm90 (sm_90), A8 static"
     assert served.report[:-1] == [
         "fused_add_rms_norm ×1: nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90), 16-bit",
-        f"qkv_proj ×2: nvfp4_gemm_w4a8/fp8_wgmma (sm_90), W4A8 static, {WHY}",
-        f"o_proj ×2: nvfp4_gemm_w4a8/fp8_wgmma (sm_90), W4A8 static, {WHY}; {APART}",
+        f"qkv_proj ×2: nvfp4_gemm_w4a8/fp8_wgmma (sm_90), W4A8 static, {REQUESTED}",
+        f"o_proj ×2: nvfp4_gemm_w4a8/fp8_wgmma (sm_90), W4A8 static, {REQUESTED}; {APART}",
         "rotary_emb ×1: nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90), 16-bit",
         attention,
-        f"gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a8/fp8_wgmma (sm_90), W4A8 static, {WHY}; "
+        f"gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a8/fp8_wgmma (sm_90), W4A8 static, {REQUESTED}; "
         "result quantised for down_proj",
-        f"down_proj ×2: nvfp4_gemm_w4a8/fp8_wgmma (sm_90), W4A8 static, {WHY}",
+        f"down_proj ×2: nvfp4_gemm_w4a8/fp8_wgmma (sm_90), W4A8 static, {REQUESTED}",
         f"input_layernorm ×2: {norm}, quantises for qkv_proj",
         f"post_attention_layernorm ×2: {norm}, quantises for gate_up_proj",
     ]
@@ -81,20 +81,18 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
     monkeypatch.setattr(_custom_ops, "rotary_embedding", rotate)
     blocked = run(str(weight_only), attention_backend="CPU_ATTN", new_tokens=4)
     with sm90_ops() as product:
-        option = {"nvfp4_tc": {"activation": "16-bit"}}
-        settings = {"kv_cache_dtype": "bfloat16", "new_tokens": 4}
-        fragments = run(str(modelopt), additional_config=option, **settings)
+        fragments = run(str(modelopt), kv_cache_dtype="bfloat16", new_tokens=4)
     assert fragments.logprobs == blocked.logprobs
     assert fragments.generated == blocked.generated
     attention, memory = fragments.report[4], fragments.report[-1]
     assert fragments.report == [
         "fused_add_rms_norm ×1: nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90), 16-bit",
-        f"qkv_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {REQUESTED}",
-        f"o_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {REQUESTED}",
+        f"qkv_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
+        f"o_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
         "rotary_emb ×1: nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90), 16-bit",
         attention,
-        f"gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90), W4A16, {REQUESTED}",
-        f"down_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {REQUESTED}",
+        f"gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
+        f"down_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
         memory,
     ]
     assert attention.startswith(
@@ -137,7 +135,7 @@ def test_report_command(modelopt: Path) -> None:
         done = report_command(modelopt)
     assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.replace("│", " ").split())
-    assert text.count(f"nvfp4_gemm_w4a8/fp8_wgmma (sm_90) W4A8 static {WHY}") == 3
-    assert text.count(f"nvfp4_silu_mul_gemm_w4a8/fp8_wgmma (sm_90) W4A8 static {WHY}") == 1
+    assert text.count(f"nvfp4_gemm_w4a16/wgmma (sm_90) W4A16 {WHY}") == 3
+    assert text.count(f"nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90) W4A16 {WHY}") == 1
     assert "attn 2 CPU_ATTN (vLLM)" in text
     assert "W4A4 static" not in text

@@ -88,7 +88,7 @@ def test_the_reason_is_in_the_report(quant: Nvfp4TcConfig) -> None:
         resolve_fusions(mlp)
         resolve_fusions(mlp)
     record = quant.startup.report.layers[-1]
-    assert record.kernel == "nvfp4_gemm_w4a8/fp8_wgmma (sm_90)"
+    assert record.kernel == "nvfp4_gemm_w4a16/wgmma (sm_90)"
     start = "not fused: Scaling.forward uses gate_up_proj's result elsewhere than in a layer"
     assert f"{start} (test_fused_mlp.py:" in record.reason
     [product] = quant.startup.products.values()

@@ -110,10 +110,6 @@ NO_W4A4 = "sm_90 has no W4A4 kernel, activations stay 16-bit"
 LESS = "3 terms lose less than bfloat16"
 CPU, W4A16 = "nvfp4_gemm/reference (cpu)", "nvfp4_gemm_w4a16/reference (cpu)"
 SM90, SM100 = "nvfp4_gemm_w4a16/wgmma (sm_90)", "nvfp4_gemm/block_scaled (sm_100)"
-FP8, TO_FP8 = (
-    "nvfp4_gemm_w4a8/fp8_wgmma (sm_90)",
-    "sm_90 has no W4A4 kernel, activations become FP8",
-)
 BY_PATTERN = {"up_proj": 4, "m.*": 2}
 
 # Architecture, quantisation of the input, activation_terms: kernel, arithmetic, reason.
@@ -130,7 +126,7 @@ PLANS: list[tuple[str, str, Any, tuple[str, str, str]]] = [
     ("cpu", "online", 2, (CPU, "W4A4×2 per-token", "activation_terms is 2")),
     ("sm_90", "16-bit", None, (SM90, "W4A16", "")),
     ("sm_90", "16-bit", 3, (SM90, "W4A16", NO_W4A4)),
-    ("sm_90", "static", None, (FP8, "W4A8 static", TO_FP8)),
+    ("sm_90", "static", None, (SM90, "W4A16", NO_W4A4)),
     ("sm_90", "static", 3, (SM90, "W4A16", NO_W4A4)),
     ("sm_100", "16-bit", None, (SM100, "W4A4×3 per-token", f"{NO_W4A16}; {LESS}")),
     (

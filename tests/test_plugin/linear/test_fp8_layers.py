@@ -38,11 +38,16 @@ from vllm_fp4_plugin.linear.method import resolve_fusions
 from vllm_fp4_plugin.ops.operands import QuantizedInput
 from vllm_fp4_plugin.options import InvalidOption
 
-WHY = "sm_90 has no W4A4 kernel, activations become FP8"
 REQUESTED = "activation is fp8"
+NO_W4A4 = "sm_90 has no W4A4 kernel, activations stay 16-bit"
 FP8 = {"nvfp4_tc": {"activation": "fp8"}}
 SCALE = 0.004  # of NVFP4: that of E4M3 is six times as large
 E4M3, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def ask_for_fp8(vllm_config: Any) -> None:
+    vllm_config.additional_config = FP8
 
 
 @pytest.fixture
@@ -139,7 +144,7 @@ def test_calibrated_on_hopper(kind: str, tokens: int, x: Tensor) -> None:
     torch.testing.assert_close(decoded, weights(shards), rtol=1e-6, atol=0)
     told = record(layer)
     assert told.kernel == "nvfp4_gemm_w4a8/fp8_wgmma (sm_90)"
-    assert (told.arithmetic, told.reason) == ("W4A8 static", WHY)
+    assert (told.arithmetic, told.reason) == ("W4A8 static", REQUESTED)
     assert told.weight_bytes == sum(p.numel() * p.element_size() for p in layer.parameters())
 
 
@@ -212,6 +217,7 @@ def test_quantised_at_load(arch: str, x: Tensor, vllm_config: Any) -> None:
         ("sm_90", False, "16-bit", ("W4A16", "activation is 16-bit")),
         ("sm_90", True, "16-bit", ("W4A16", "")),
         ("sm_90", True, "per-token", ("W4A16", "")),
+        ("sm_90", False, "per-token", ("W4A16", NO_W4A4)),
         ("cpu", False, "16-bit", ("W4A16", "activation is 16-bit")),
         ("cpu", False, "per-token", ("W4A4 static", "")),
         ("sm_100", False, "per-token", ("W4A4 static", "")),
@@ -316,7 +322,7 @@ def test_result_of_gate_and_up_is_fp8(x: Tensor) -> None:
     # Rows of the result are padded to 192 elements, as are those of the weight.
     expected = gemm(hidden, None, down.weight, down.weight_scale, down.alpha, [K])
     assert torch.equal(out, expected)
-    assert record(pair).reason == f"{WHY}; result quantised for down_proj"
+    assert record(pair).reason == f"{REQUESTED}; result quantised for down_proj"
     assert record(pair).kernel == "nvfp4_silu_mul_gemm_w4a8/fp8_wgmma (sm_90)"
     product_of_pair = pair.quant_method.startup.products[pair.quant_method.prefix]
     assert (product_of_pair.fp8, product_of_pair.layer.out_terms) == (True, 1)
