@@ -63,7 +63,8 @@ def test_no_kernel_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     message = (
         r"gemm: no w4a16 kernel for cuda \(sm_75\); there is nvfp4_gemm/reference \(cpu\), "
-        r"nvfp4_gemm_w4a16/reference \(cpu\), nvfp4_gemm_w4a16/wgmma \(sm_90\), "
+        r"nvfp4_gemm_w4a16/reference \(cpu\), nvfp4_gemm_w4a8/reference \(cpu\), "
+        r"nvfp4_gemm_w4a16/wgmma \(sm_90\), nvfp4_gemm_w4a8/fp8_wgmma \(sm_90\), "
         r"nvfp4_gemm/block_scaled \(sm_100\); "
         "run on one of those devices"
     )

@@ -350,13 +350,13 @@ def test_with_a_scale_per_token_down_quantises(x: Tensor, vllm_config: Any) -> N
 
 @pytest.mark.usefixtures("vllm_config")
 def test_before_a_calibrated_layer_one_of_weights_alone(x: Tensor) -> None:
-    """The down projection quantises its input itself, as only FP8 products write FP8."""
+    """Its product, whose input has a scale per token, writes with the calibrated scale."""
     with sm90_ops():
         before = Nvfp4TcConfig(checkpoint(weight_only=True))
         mlp: Any = Whole(before, Nvfp4TcConfig(checkpoint()))
         resolve_fusions(mlp)
-    assert mlp.gate_up_proj.quant_method.plan.out_terms == 0
-    assert record(mlp.gate_up_proj).reason == "result in 16 bits: only FP8 products write FP8"
+    assert mlp.gate_up_proj.quant_method.plan.out_terms == 1
+    assert record(mlp.gate_up_proj).arithmetic == "W4A8 per-token"
     assert record(mlp.down_proj).arithmetic == "W4A8 static"
 
 
@@ -397,7 +397,7 @@ def test_opcheck(weight_only: bool, dims: tuple[int, ...], x: Tensor, vllm_confi
 
 
 @pytest.mark.usefixtures("vllm_config")
-def test_another_quantisation_is_refused() -> None:
+def test_another_quantisation_is_refused(vllm_config: Any) -> None:
     with sm90_ops():
         layer, _ = of_kind("row")
     given = QuantizedInput(
@@ -405,6 +405,7 @@ def test_another_quantisation_is_refused() -> None:
     )
     with pytest.raises(InvalidArgument, match=r"m\.down_proj: its input is NVFP4 of 1 terms"):
         layer(given)
+    vllm_config.additional_config = {}
     vllm_layer = LAYERS["row"][0](Nvfp4TcConfig(checkpoint()))
     given = QuantizedInput(torch.zeros(3, 128).to(E4M3), None, None, (3, K), BF16, 1)
     with pytest.raises(InvalidArgument, match=r"m\.down_proj: its input is E4M3 \(3, 96\), must"):
@@ -475,7 +476,7 @@ def exactly(shards: list[Nvfp4Tensor]) -> Tensor:
 def test_the_hash_tells_them_apart(vllm_config: Any) -> None:
     hashes = set()
     for hard in ("", "down_proj", "gate_up_proj"):
-        vllm_config.additional_config = {}
+        vllm_config.additional_config = FP8
         with sm90_ops():
             mlp_of(hard=hard)
         hashes.add(vllm_config.compute_hash())
