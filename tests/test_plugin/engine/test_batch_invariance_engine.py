@@ -2,8 +2,9 @@
 
 One engine answers the same prompts alone, in batches of up to 16, in chunks batched with others,
 and from cached prefixes. The tests compare the log-probabilities of five candidates for each of 24
-generated tokens, and in one test those of the prompt's tokens. Activations are in 16 bits: in this
-small model, few products of NVFP4 activations are long enough for their sums to be rounded at all.
+generated tokens, and in one test those of the prompt's tokens. Activations are in 16 bits or FP8:
+in this small model, few products of NVFP4 activations are long enough for their sums to be rounded
+at all.
 """
 
 from collections.abc import Iterator
@@ -18,11 +19,12 @@ from tests.test_plugin.attention.test_attention_cache import needs_cpu_build
 pytestmark = [pytest.mark.slow, needs_cpu_build]
 
 
-@pytest.fixture(scope="module")
-def engine(weight_only: Path) -> Iterator[Any]:
+@pytest.fixture(scope="module", params=["16-bit", "fp8"])
+def engine(weight_only: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    option = {"nvfp4_tc": {"activation": request.param}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_BATCH_INVARIANT", "1")
-        with serve(weight_only) as llm:
+        with serve(weight_only, additional_config=option) as llm:
             yield llm
 
 

@@ -160,6 +160,23 @@ def test_reload(kind: str, pairs: dict[str, Pair], fresh: Callable[[Path], Run])
         del engine
 
 
+@pytest.mark.parametrize("kind", ["16 bits", "NVFP4"])
+def test_reload_of_fp8_layers(kind: str, pairs: dict[str, Pair]) -> None:
+    """Weights are folded again: with a scale per token, and with calibrated scales."""
+    option = {"additional_config": {"nvfp4_tc": {"activation": "fp8"}}}
+    pair, expected = pairs[kind], {}
+    for path in (pair.second, pair.first):
+        with started(str(path), **option) as engine:
+            expected[path] = ask(engine)
+            if path == pair.first:
+                for other in (pair.second, pair.first):
+                    with unmoved(engine):
+                        engine.collective_rpc("reload_weights", kwargs={"weights_path": str(other)})
+                    assert ask(engine) == expected[other]
+            del engine
+    assert expected[pair.first] != expected[pair.second]
+
+
 def test_sinks_stay_where_they_are() -> None:
     """The op reads a float32 copy of the model's sinks; a reload updates the copy in place."""
     sinks = torch.randn(4, dtype=torch.bfloat16)

@@ -14,7 +14,7 @@ from vllm_fp4_plugin.experts.plan import make_plan
 from vllm_fp4_plugin.experts.weights import kernel_experts
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
-from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.options import InvalidOption, Options
 from vllm_fp4_plugin.startup import Startup
 from vllm_fp4_plugin.warmup import ExpertsLayer
 
@@ -47,6 +47,35 @@ def test_bytes_of_experts_are_those_they_take(
     assert record.reason.startswith("asked for")
     assert record.elements == elements(2 + gated, ranks)
     assert record.weight_bytes == sum(t.nbytes for t in tensors)
+
+
+NO_FP8 = "activations stay 16-bit: FP8 is for linear layers"
+
+
+@pytest.mark.parametrize(
+    ("arch", "option", "inputs", "expected"),
+    [
+        ("sm_90", "per-token", "static", "sm_90 has no W4A4 kernel, activations stay 16-bit"),
+        ("sm_90", "fp8", "static", NO_FP8),
+        ("sm_90", "fp8", "16-bit", NO_FP8),
+        ("sm_90", "16-bit", "static", "activation is 16-bit"),
+        ("cpu", "fp8", "static", NO_FP8),
+        ("cpu", "fp8", "per-token", NO_FP8),
+        ("cpu", "16-bit", "static", "activation is 16-bit"),
+        ("cpu", "16-bit", "per-token", ""),
+    ],
+)
+def test_experts_take_no_fp8(arch: str, option: Any, inputs: Any, expected: str) -> None:
+    with standing_in("cpu", arch):
+        plan = make_plan(choice.SILU, gated=True, inputs=inputs, requested=None, option=option)
+    assert (plan.arithmetic, plan.reason) == ("W4A16", expected)
+    assert plan.first.mode == plan.second.mode == "w4a16"
+
+
+def test_blackwell_refuses_fp8_of_experts_too() -> None:
+    message = r"activation: is 'fp8', must not be given on sm_100, which multiplies NVFP4 itself"
+    with standing_in("cpu", "sm_100"), pytest.raises(InvalidOption, match=message):
+        make_plan(choice.SILU, gated=True, inputs="static", requested=None, option="fp8")
 
 
 @RANKS

@@ -53,9 +53,9 @@ def built(vllm: session.Session, architecture: str = QWEN, **options: Any) -> se
     return found
 
 
-def with_large_gates(vllm: session.Session) -> session.Built:
+def with_large_gates(vllm: session.Session, **options: Any) -> session.Built:
     """Model with gates so large that SiLU is not just half of its input."""
-    found = built(vllm)
+    found = built(vllm, **options)
     for module in found.model.modules():
         if hasattr(module, "gate_up_proj"):
             module.gate_up_proj.alpha.mul_(GAIN)
@@ -98,6 +98,39 @@ def test_what_is_right_stays_fused(vllm: session.Session) -> None:
     assert line.startswith("nvfp4-tc: self-check: 4 of 4 kinds of fused ops agree with their")
     assert torch.equal(step.run(model), before)
     assert len(kinds(model)) == 8  # two layers: attention, two norms, an MLP
+
+
+def test_fp8_that_is_right_stays_fused(vllm: session.Session) -> None:
+    model = built(vllm, activation="fp8")
+    before = step.run(model)
+    [line] = checked(model)
+    assert line.startswith("nvfp4-tc: self-check: 4 of 4 kinds of fused ops agree with their")
+    assert torch.equal(step.run(model), before)
+    assert len(kinds(model)) == 8
+
+
+@pytest.mark.parametrize("fault", ["exchanged", "scale"])
+def test_a_fault_of_fp8(fault: str, vllm: session.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up are exchanged; a norm quantises by another scale than the layer's."""
+    model = with_large_gates(vllm, activation="fp8")
+    expected = step.run(model)
+    product, op = gate_up.silu_mul_linear_fp8, norm_quantize.norm_op
+
+    def other(x: Any, s: Any, r: Any, weight: Tensor, scales: Tensor, *rest: Any) -> Any:
+        return product(x, s, r, weight.flip(0), scales.flip(0), *rest)
+
+    def doubled(name: str) -> Any:
+        return lambda *given: op(name)(*given[:-2], 3 * given[-2], given[-1])
+
+    if fault == "exchanged":
+        monkeypatch.setattr(gate_up, "silu_mul_linear_fp8", other)
+    else:
+        monkeypatch.setattr(norm_quantize, "norm_op", doubled)
+    warned = [line for line in checked(model) if "unfused, as its results" in line]
+    where = "gate_up_proj (with" if fault == "exchanged" else "layernorm (quantises)"
+    assert warned
+    assert all(where in line for line in warned)
+    assert far(step.run(model), expected) < 0.2
 
 
 @pytest.mark.thorough
