@@ -350,7 +350,7 @@ def test_with_a_scale_per_token_down_quantises(x: Tensor, vllm_config: Any) -> N
 
 @pytest.mark.usefixtures("vllm_config")
 def test_before_a_calibrated_layer_one_of_weights_alone(x: Tensor) -> None:
-    """Its product, whose input has a scale per token, writes with the calibrated scale."""
+    """A product whose input has a scale per token writes with the calibrated scale."""
     with sm90_ops():
         before = Nvfp4TcConfig(checkpoint(weight_only=True))
         mlp: Any = Whole(before, Nvfp4TcConfig(checkpoint()))
