@@ -1,4 +1,4 @@
-"""Device that this process's vLLM runs on, or that a report plans for."""
+"""Device that layers are built for: the process's own, a planned one, or none in particular."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ from vllm.platforms import current_platform
 from nvfp4_kernels.devices import standing_in
 
 _PLANNED: list[str] = []
+_FOR_NO_DEVICE: list[None] = []  # one entry per active ``for_no_device``
 
 
 def current_device() -> torch.device:
@@ -32,6 +33,29 @@ def planned_for(arch: str) -> Iterator[None]:
             yield
     finally:
         _PLANNED.pop()
+
+
+@contextmanager
+def for_no_device() -> Iterator[None]:
+    """Context in which layers are built to match a checkpoint's tensors, and never run."""
+    _FOR_NO_DEVICE.append(None)
+    try:
+        yield
+    finally:
+        _FOR_NO_DEVICE.pop()
+
+
+def is_for_no_device() -> bool:
+    """Whether layers are built for no device in particular, see ``for_no_device``."""
+    return bool(_FOR_NO_DEVICE)
+
+
+def is_for_this_device() -> bool:
+    """Whether layers are built for this process's device, also for a report on it.
+
+    Otherwise features that this device, or vLLM's build for it, lacks refuse no layer.
+    """
+    return not _FOR_NO_DEVICE and all(arch == current_device().type for arch in _PLANNED)
 
 
 def is_planned() -> bool:

@@ -16,7 +16,6 @@ from typing import Annotated
 
 import typer
 
-import vllm_fp4_plugin
 from tests.catalogue.facts import FAMILIES
 from vllm_fp4_plugin.commands import known_checkpoints
 from vllm_fp4_plugin.versions import vllm_release
@@ -45,7 +44,7 @@ def main(
                 how = " (by headers)" if cell.by_headers else ""
                 typer.echo(f"{row.family} [{arch}]: {cell.verdict}{how}: {cell.why}")
     if not only:
-        file = Path(vllm_fp4_plugin.__file__).parent / known_checkpoints.FILE
+        file = Path(known_checkpoints.__file__).with_name(known_checkpoints.FILE)
         file.write_text(known_checkpoints.dump(rows), encoding="utf-8")
 
 

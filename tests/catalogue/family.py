@@ -34,8 +34,8 @@ class Family:
             GPU or because transformers' config differs from the hub's; the plan is then made from
             the checkpoint's headers.
         only_gpu: whether vLLM's code for CPUs cannot build the model.
-        on_cpu: vLLM's error for the text model on a CPU if the whole model fails earlier; empty if
-            the error is the same.
+        on_cpu: vLLM's error for the text model on a CPU; empty if it is the error of
+            ``by_headers``.
         ran: test that serves the family and compares its output; empty: the family is only planned.
         renamed: regular expressions in names that transformers writes, with the exporters'
             replacements; no replacement: exporters write no such tensor.

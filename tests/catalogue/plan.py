@@ -17,7 +17,7 @@ from vllm_fp4_plugin.report import Report
 
 _BY_VLLM = re.compile(r"(\w+) \(vLLM")
 # Errors that say another device is needed.
-_ON_CPU = re.compile(r"on CPU\b|requires a CUDA")
+_ON_CPU = re.compile(r"on CPU\b|by the CPU attention|requires a CUDA")
 _PATHS = re.compile(r"/\S+/")
 
 
@@ -58,7 +58,8 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
         if isinstance(error, NoKernelError):
             return Cell("refused", said)
         is_ours = bool(refused.cause(error))
-        is_expected = bool(family.by_headers) and family.by_headers in said
+        expected = filter(None, (family.by_headers, family.on_cpu if arch == "cpu" else ""))
+        is_expected = any(part in said for part in expected)
         if is_ours and family.by_headers:
             return _by_headers(directory, arch)
         if _ON_CPU.search(said) and not is_ours and not is_expected:

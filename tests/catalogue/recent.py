@@ -30,6 +30,7 @@ _QWEN38_MIXED = (
     | {"*.mlp.experts.*": W4A4, "*shared_expert*": PLAIN, "*": Kind.FP8_CHANNEL}
 )
 _LINEAR_ATTENTION = "--mamba-block-size can only be set with --enable-prefix-caching"
+_NO_CONFIG = "'Glm5NextTextConfig' object has no attribute"
 _CHANNELS = "FP8 per channel, as in RedHat's Hy3"
 
 RECENT: tuple[Family, ...] = (
@@ -99,8 +100,9 @@ RECENT: tuple[Family, ...] = (
         {"*.mlp.experts.*": W4A4, "*language_model.layers.?.mlp.*_proj": W4A4, "*": PLAIN},
         fp8_kv=True,
         multimodal=True,
-        by_headers=_LINEAR_ATTENTION,
+        by_headers=_NO_CONFIG,
         only_gpu=True,
+        on_cpu=_LINEAR_ATTENTION,
     ),
     Family(
         "GLM 5.3 Flash (linear and sparse attention, experts, vision), compressed-tensors",
@@ -109,8 +111,9 @@ RECENT: tuple[Family, ...] = (
         _ROUTED,
         format="compressed-tensors",
         multimodal=True,
-        by_headers=_LINEAR_ATTENTION,
+        by_headers=_NO_CONFIG,
         only_gpu=True,
+        on_cpu=_LINEAR_ATTENTION,
         note="no MTP layers, which are FP8 blocks",
     ),
     Family(

@@ -15,6 +15,7 @@ from vllm_fp4_plugin.versions import RELEASES, vllm_release
 
 _LEGEND = (
     "assumed: part of the tiny checkpoint that stands in for what is not known of the real ones",
+    "cpu: one with AVX-512, which vLLM's attention needs for an FP8 KV cache since vLLM 0.33",
     "delegated: vLLM runs the quantised layers that are named, the rest is ours",
     "*: planned by the tensors' headers alone, as vLLM does not build the model on a CPU, or not "
     "from the config that the tiny checkpoint has",

@@ -12,6 +12,7 @@ from vllm_fp4_plugin.engine.vllm_installation import UnusableVllm
 from vllm_fp4_plugin.versions import IncompatibleVllm
 
 __all__ = [
+    "message",
     "nothing_printed",
     "output",
     "parse_additional_config",
@@ -32,7 +33,7 @@ def refusals(model: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, NotImplementedError, OSError, IncompatibleVllm, UnusableVllm) as error:
-        raise refusal(_message(error)) from error
+        raise refusal(message(error)) from error
     except ImportError as error:
         raise refusal(
             f"{model}: needs a module that cannot be imported here ({error}); install it into the "
@@ -53,7 +54,7 @@ def parse_additional_config(requested: str) -> Any:
         raise refusal(f"additional-config: is no JSON ({error}); quote it for the shell") from error
 
 
-def _message(error: Any) -> str:
+def message(error: Any) -> str:
     """Message of an error, or of the errors of vLLM's config that a pydantic error collects."""
     details = error.errors() if hasattr(error, "errors") else ()
     causes = [detail["ctx"]["error"] for detail in details if "error" in detail.get("ctx", {})]

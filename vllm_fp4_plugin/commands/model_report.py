@@ -7,7 +7,8 @@ from typing import Any
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.checkpoint import model_source
 from vllm_fp4_plugin.checkpoint.files import TensorHeader
-from vllm_fp4_plugin.engine import meta_model
+from vllm_fp4_plugin.commands import command_line
+from vllm_fp4_plugin.engine import meta_model, refusal
 from vllm_fp4_plugin.report import Report
 
 
@@ -53,13 +54,20 @@ def stored_report(
         return headers_report(model_source.whole_directory(model), options)
 
 
-def report_here(model: str, **args: Any) -> Report:
+def report_here(model: str, *, arch: str = "", **args: Any) -> Report:
     """Call ``model_report``; where vLLM cannot build the model here, raise with a remedy."""
     try:
-        return model_report(model, **args)
-    except NotImplementedError as error:  # by vLLM, for what only another device has
+        return model_report(model, arch=arch, **args)
+    except (NotImplementedError, ValueError) as error:
+        from vllm_fp4_plugin.device import current_device  # which imports vLLM
+
+        # vLLM raises ValueError too for what only another device has.
+        is_of_here = arch in ("", current_device().type) or bool(refusal.cause(error))
+        if isinstance(error, ValueError) and is_of_here:
+            raise
         raise NotImplementedError(
-            f"{model}: vLLM cannot build it on this machine ({error}); plan it with --by-headers"
+            f"{model}: vLLM cannot build it on this machine ({command_line.message(error)}); plan "
+            "it with --by-headers"
         ) from error
 
 

@@ -54,6 +54,8 @@ class Verified:
 def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> Verified:
     """Verify that a checkpoint holds exactly the tensors that its model needs, and valid scales.
 
+    The files are judged, not whether this machine's device can serve the model.
+
     Args:
         directory: directory of the checkpoint.
         values: whether to read and check values too, see ``checkpoint.values.check_values``.
@@ -68,8 +70,9 @@ def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> Ve
             f"{directory}: holds no safetensors files; save the model in that format"
         )
     from vllm_fp4_plugin.checkpoint.dry_load import dry_load  # which imports vLLM
+    from vllm_fp4_plugin.device import for_no_device
 
-    with meta_model.built(str(directory), **engine_args) as (model, config):
+    with for_no_device(), meta_model.built(str(directory), **engine_args) as (model, config):
         dry_load(model, directory, headers)
         checkpoint = config.quant_config.checkpoint
     found: dict[str, Any] = {}

@@ -30,6 +30,7 @@ def verify(
 
     Reads only the files' headers and the global scales, unless --values is given: seconds for a
     model of any size. The exit status is 1 for a checkpoint that would be refused.
+    Whether this machine's device can serve the model is for report to tell.
 
     Fields of --json: directory; tensors and files, their numbers; format, the exporter's;
     nvfp4_layers and global_scales, their numbers; these three are null for a checkpoint that is not

@@ -23,7 +23,11 @@ class Nvfp4CpuPlatform(CpuPlatform):
         """
         parallel = vllm_config.parallel_config
         is_default = parallel.worker_cls == "auto"
+        cache, planned = vllm_config.cache_config, not _is_for_this_device()
+        prefix_caching = cache.enable_prefix_caching
         super().check_and_update_config(vllm_config)
+        if planned:
+            cache.enable_prefix_caching = prefix_caching
         if is_default and not is_size_given(vllm_config.cache_config):
             parallel.worker_cls = FITTING_WORKER
 
@@ -39,9 +43,13 @@ class Nvfp4CpuPlatform(CpuPlatform):
         Raises:
             UnsupportedAttention: CUSTOM is requested, and is not registered or cannot serve the
                 layer.
+            ValueError: this CPU has no attention with the dtype of the KV cache, and the layer is
+                built for this CPU.
         """
         if selected_backend != AttentionBackendEnum.CUSTOM:
-            return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
+            return super().get_attn_backend_cls(
+                selected_backend, _for_any_cache(attn_selector_config), num_heads
+            )
         if not selected_backend.is_overridden():
             raise UnsupportedAttention(
                 "attention-backend: is CUSTOM, but no backend is registered under that name; "
@@ -56,6 +64,22 @@ class Nvfp4CpuPlatform(CpuPlatform):
                 "serve with --attention-backend CPU_ATTN"
             )
         return str(selected_backend.get_path())
+
+
+def _for_any_cache(attn_selector_config: Any) -> Any:
+    """Selector config without the KV cache's dtype, unless the layer is built for this CPU.
+
+    Since vLLM 0.33 the dtype may be refused: FP8 for want of AVX-512, and for MLA on any CPU.
+    """
+    if _is_for_this_device():
+        return attn_selector_config
+    return attn_selector_config._replace(kv_cache_dtype="auto")
+
+
+def _is_for_this_device() -> bool:
+    from vllm_fp4_plugin.device import is_for_this_device  # a late import: it needs the platform
+
+    return is_for_this_device()
 
 
 def is_size_given(cache_config: Any) -> bool:

@@ -88,6 +88,7 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.model_executor.models import registry
         from vllm.utils.torch_utils import set_default_torch_dtype
+        from vllm.v1.attention import selector
 
         from vllm_fp4_plugin.checkpoint.placeholders import Placeholders
         from vllm_fp4_plugin.config import Nvfp4TcConfig
@@ -103,6 +104,10 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         patch.object(registry, "_run_in_subprocess", _run_here),
         # vLLM would pass these empty tensors to the next model of this process.
         patch.dict(rotary_embedding._ROPE_DICT, clear=True),
+        # vLLM would keep a planned device's attention backends for the next model of this process.
+        patch.object(
+            selector, "_cached_get_attn_backend", selector._cached_get_attn_backend.__wrapped__
+        ),
         tempfile.TemporaryDirectory() as rendezvous,
     ):
         config = args.create_engine_config()

@@ -13,6 +13,7 @@ from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.precompile.experts_layer import Experts, padded_width
 from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.device import is_for_no_device
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.op import KernelExperts, experts, routed_experts
 from vllm_fp4_plugin.experts.plan import (
@@ -86,9 +87,9 @@ class ExpertsMethod(FusedMoEMethodBase):
         super().__init__(layer.moe_config)
         self.startup = startup
         self.prefix = prefix
-        why_not = unsupported_reason(layer) or (
-            cpu_unsupported_reason(layer) if is_on_cpu() else None
-        )
+        why_not = unsupported_reason(layer)
+        if why_not is None and is_on_cpu() and not is_for_no_device():
+            why_not = cpu_unsupported_reason(layer)
         if why_not is not None:
             raise UnsupportedCheckpoint(f"{prefix}: {why_not}")
         gated = self.moe.is_act_and_mul

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING
 from vllm import ModelRegistry
 from vllm.transformers_utils.config import _CONFIG_REGISTRY
@@ -18,6 +19,7 @@ from tests.catalogue.family import Family
 from tests.catalogue.plan import plan
 from tests.engine import catalogue_command
 from vllm_fp4_plugin.commands import known_checkpoints
+from vllm_fp4_plugin.commands.known_checkpoints import Cell
 from vllm_fp4_plugin.versions import RELEASES, vllm_release
 
 pytestmark = pytest.mark.slow
@@ -41,9 +43,21 @@ def test_every_family_has_a_row() -> None:
 def test_rows_are_what_planning_says(family: Family, arch: str, tmp_path: Path) -> None:
     row = plan(family, tmp_path, (arch,))
     recorded = ROWS[family.name]
-    recorded_cell = recorded.cell(arch, vllm_release())
+    recorded_cell = _on_this_cpu(family, arch, recorded.cell(arch, vllm_release()))
     assert row.on[arch] == recorded_cell, "renew the table with python -m tests.catalogue"
     assert replace(row, on={}) == replace(recorded, on={}, changed={})
+
+
+def _on_this_cpu(family: Family, arch: str, cell: Cell) -> Cell:
+    """Recorded cell, or vLLM 0.33's refusal without AVX-512 of an FP8 cache of its attention."""
+    is_theirs = arch == "cpu" and family.fp8_kv and "attention vLLM's" in cell.why
+    if torch.cpu._is_avx512_supported() or not is_theirs or vllm_release() == RELEASES[0]:
+        return cell
+    return Cell(
+        "refused",
+        "vLLM: --kv-cache-dtype fp8_e4m3 is not supported by the CPU attention backend on this "
+        "host.",
+    )
 
 
 def test_cells_of_another_release() -> None:

@@ -19,6 +19,8 @@ from vllm_fp4_plugin.checkpoint import weight_account
 from vllm_fp4_plugin.checkpoint.weight_account import KINDS
 from vllm_fp4_plugin.commands import command_line
 from vllm_fp4_plugin.commands.model_report import model_report
+from vllm_fp4_plugin.engine import meta_model
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 pytestmark = pytest.mark.slow
 
@@ -243,6 +245,33 @@ def test_attention_of_vllm_has_no_name_of_this_machine(bf16: Path) -> None:
     assert "CPU_ATTN (vLLM)" not in done.stdout
 
 
+def test_what_this_cpu_lacks_refuses_no_plan_for_a_gpu(
+    tmp_path: Path, cpu_without_fp8_cache: str
+) -> None:
+    """The plans come first: a backend that one of them chose is not kept for this CPU's report."""
+    model = checkpoint.write(facts.named("Gemma 4 (dense, vision)"), tmp_path)
+    for arch in ("sm_90", "sm_100"):
+        done = report(model, "--arch", arch)
+        assert done.exit_code == 0, done.stderr
+        text = " ".join(done.stdout.replace("│", " ").split())
+        assert "of vLLM's choice fp8_e4m3 KV cache" in text
+    for how in ([], ["--arch", "cpu"]):
+        done = report(model, *how)
+        assert done.exit_code == 1
+        assert done.stderr.splitlines()[-1] == f"error: {cpu_without_fp8_cache}"
+
+
+def test_a_plan_for_a_gpu_keeps_prefix_caching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLA without AMX has none in vLLM, which then refuses hybrid models."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    model = checkpoint.write(facts.named("Kimi K2 Thinking (MLA, experts)"), tmp_path)
+    for arch in ("sm_100", "cpu"):
+        with meta_model.built(str(model), arch=arch) as (_, config):
+            assert config.cache_config.enable_prefix_caching == (arch == "sm_100")
+
+
 def test_by_headers(modelopt: Path, bf16: Path) -> None:
     """The kernels are the same, module by module, without vLLM's model."""
     done = report(modelopt, "--by-headers", "--every-layer", "--arch", "sm_100")
@@ -277,13 +306,31 @@ def test_by_headers_with_a_tensor_of_another_dtype(
     assert refused in done.stderr
 
 
-def test_what_this_machine_cannot_build(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "arch", "has_remedy"),
+    [
+        (NotImplementedError, "", True),
+        (ValueError, "sm_100", True),
+        (ValueError, "cpu", False),
+        (ValueError, "", False),
+        (UnsupportedCheckpoint, "sm_100", False),
+    ],
+)
+def test_what_this_machine_cannot_build(
+    error: type[Exception],
+    arch: str,
+    has_remedy: bool,
+    modelopt: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The remedy is for errors of vLLM: the plugin's own hold for the planned device."""
+
     def unsupported(*_: object, **__: object) -> None:
-        raise NotImplementedError("sparse attention")
+        raise error("sparse attention")
 
     monkeypatch.setattr(llama.LlamaForCausalLM, "__init__", unsupported)
-    done = report(modelopt)
+    done = report(modelopt, *(["--arch", arch] if arch else []))
     assert done.exit_code == 1
-    assert "cannot build it on this machine (sparse attention); plan it with --by-headers" in (
-        done.stderr
-    )
+    remedied = "cannot build it on this machine (sparse attention); plan it with --by-headers"
+    assert (remedied in done.stderr) == has_remedy
+    assert has_remedy or done.stderr.splitlines()[-1] == "error: sparse attention"

@@ -129,9 +129,22 @@ def test_a_buffer_that_the_checkpoint_lacks(tmp_path: Path) -> None:
     assert verify(path, "--values").exit_code == 0
     name = "model.language_model.layers.1.layer_scalar"
     copy = changed(path, tmp_path, name, None)
-    for done in (verify(copy), verify(copy, "--values"), report(copy)):
+    # A GPU, as without AVX-512 vLLM 0.33's CPU attention refuses the checkpoint's FP8 cache.
+    for done in (verify(copy), verify(copy, "--values"), report(copy, "--arch", "sm_100")):
         assert done.exit_code == 1
         assert f"{copy}: holds no {name}, which the model needs" in done.stderr
+
+
+@pytest.mark.parametrize("family", ["Gemma 4 (dense, vision)", "MiniMax M2"])
+@pytest.mark.usefixtures("cpu_without_fp8_cache")
+def test_files_are_judged_and_not_this_machine(family: str, tmp_path: Path) -> None:
+    """This CPU serves neither: for want of an FP8 cache, and for its router."""
+    path = checkpoint.write(facts.named(family), tmp_path)
+    for how in ([], ["--arch", "cpu"]):
+        assert report(path, *how).exit_code == 1
+    done = verify(path)
+    assert done.exit_code == 0, done.stderr
+    assert report(path).exit_code == 1  # also after the files were verified
 
 
 def test_code_of_a_checkpoint_and_what_its_model_skips(tmp_path: Path) -> None:
