@@ -28,8 +28,9 @@ pytestmark = pytest.mark.slow
         (128, "FLASH_ATTN", {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL"}}),
         (128, "FLASH_ATTN", {"enforce_eager": True}),
         (32, "TRITON_ATTN", {}),
+        (128, "FLASH_ATTN", {"additional_config": {"nvfp4_tc": {"activation": "fp8"}}}),
     ],
-    ids=["default", "full graphs", "eager", "small heads"],
+    ids=["default", "full graphs", "eager", "small heads", "FP8"],
 )
 def test_batch(head_size: int, backend: str, engine: dict[str, Any], tmp_path: Path) -> None:
     plain = tiny_llama.save(tmp_path / "plain", head_dim=head_size, max_position_embeddings=1024)
