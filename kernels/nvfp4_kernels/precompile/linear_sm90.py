@@ -7,14 +7,12 @@ from collections.abc import Iterable
 
 from nvfp4_kernels.formats.fp8_rows import padded
 from nvfp4_kernels.gemm.sm90 import choose_fp8
-from nvfp4_kernels.gemm.sm90.choose import Problem, all_configs
+from nvfp4_kernels.gemm.sm90.choose import all_configs
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.precompile.fp8_rows_sm90 import quantize_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm90.limits import SMS
-
-_FP8_GRAIN = 8  # common divisor of the tiles' tokens: within it no choice changes
 
 
 def weight_only_kernels(
@@ -57,13 +55,12 @@ def fp8_kernels(
     Returns:
         Kernels, with the layers that each serves.
     """
-    choose = choose_fp8.choose_batch_invariant if batch_invariant else choose_fp8.choose_config
     found: dict[KernelSpec, list[str]] = {}
     for layer in model.layers:
+        sizes = layer.n, padded(layer.k), layer.weights
         output = fp8_epilogue(layer, model.dtype, per_token)
-        configs = dict.fromkeys(
-            choose(Problem(m, layer.n, padded(layer.k), layer.weights), output, sms)
-            for m in range(1, max_tokens + 1, _FP8_GRAIN)
+        configs = choose_fp8.all_configs(
+            *sizes, output, max_tokens, sms=sms, batch_invariant=batch_invariant
         )
         specs = quantize_kernels(model.dtype, layer.k, max_tokens, per_token, sms)
         _add(found, layer, specs + [weight_only_spec(_op(layer), *each) for each in configs])
