@@ -245,7 +245,7 @@ def test_pair_hands_over_e4m3(operands: tuple[Tensor, FoldedWeight]) -> None:
         ({"b": torch.zeros(2, 2, 4, 32, 16, dtype=torch.uint8)}, "b: shape is"),
         ({"alpha": torch.ones(1)}, "alpha: shape is .* one factor per row"),
         ({"row_scale": torch.ones(4)}, "row_scale: shape is"),
-        ({"terms": 2}, "terms: is 2 without a_scales"),
+        ({"terms": 2}, "terms: is 2 with E4M3 activations"),
         ({"output": StaticFp8(torch.tensor(1.0))}, "output: is a StaticFp8"),
     ],
 )

@@ -106,7 +106,7 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         patch.dict(rotary_embedding._ROPE_DICT, clear=True),
         # vLLM would keep a planned device's attention backends for the next model of this process.
         patch.object(
-            selector, "_cached_get_attn_backend", selector._cached_get_attn_backend.__wrapped__
+            selector, "_cached_get_attn_backend", _uncached(selector._cached_get_attn_backend)
         ),
         tempfile.TemporaryDirectory() as rendezvous,
     ):
@@ -127,6 +127,11 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
             finally:
                 cleanup_dist_env_and_memory()
                 sys.excepthook = excepthook  # torch wraps the hook again for every model
+
+
+def _uncached(function: T) -> T:
+    """Function behind a cache; ``function`` itself while another plan of this process bypasses it."""
+    return getattr(function, "__wrapped__", function)
 
 
 def _run_here(function: Callable[[], T]) -> T:

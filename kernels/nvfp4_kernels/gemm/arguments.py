@@ -26,6 +26,7 @@ from nvfp4_kernels.gemm.call import AnyCall
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 A16_DTYPES = (torch.bfloat16, torch.float16)
+_NOUNS = {"fragments": "fragments", "folded": "folded data and scales"}
 MAX_SHARDS = 8  # of a weight, for kernels; references take any number
 
 
@@ -45,7 +46,9 @@ def check_output(output: Output, out_dtype: torch.dtype) -> Static | StaticFp8:
         check_dtype("output.global_scale", output.global_scale, (torch.float32,))
         check_terms("output.terms", output.terms)
     else:
-        raise refuse_output(output, "None, Static(global_scale, terms) or StaticFp8(scale)")
+        raise refuse_output(
+            output, "None or Static(global_scale, terms), or StaticFp8(scale) for folded weights"
+        )
     if out_dtype != torch.bfloat16:
         raise InvalidArgument(
             f"out_dtype: is {out_dtype} with output={type(output).__name__}(…), must be left out, "
@@ -223,7 +226,7 @@ def check_fragments(name: str, b: Tensor, b_scales: Tensor, n: int, k: int, n_fr
     layout = weight_layout(b_scales)
     data, scales = layout_shapes(layout, n, k)
     remedy = (
-        f"the layout {layout!r} of N = {n} ({n_from}) × K = {k} (a); make it with to_{layout}() "
+        f"the {_NOUNS[layout]} of N = {n} ({n_from}) × K = {k} (a); make them with to_{layout}() "
         "from one matrix, or pass float8_e4m3fn scales with a weight in the blocked layout"
     )
     check_shape(name, b, data, remedy)
@@ -242,6 +245,10 @@ def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
         )
 
 
+def _in_words(layout: WeightLayout) -> str:
+    return "in fragments" if layout == "fragments" else "folded"
+
+
 def refuse_fragments(**scales: Tensor) -> None:
     """Raise if a weight is in fragments, which a quantised result forbids.
 
@@ -251,7 +258,7 @@ def refuse_fragments(**scales: Tensor) -> None:
         layout = weight_layout(tensor)
         if layout != "blocked":
             raise InvalidArgument(
-                f"{name.removesuffix('_scales')}: is in the layout {layout!r} ({name} are "
+                f"{name.removesuffix('_scales')}: is {_in_words(layout)} ({name} are "
                 f"{dtype_name(tensor.dtype)}), must be in the blocked layout with float8_e4m3fn "
                 "scales for output=Static(…); leave output out for a result that is not quantised"
             )
@@ -286,8 +293,8 @@ def check_activation(
     if a_scales is None:
         if terms > 1:
             raise InvalidArgument(
-                f"terms: is {terms} without a_scales, must be 1; quantise the activations with "
-                f"{terms} terms and pass a_scales too"
+                f"terms: is {terms} with {'E4M3' if layout == 'folded' else '16-bit'} activations, "
+                f"must be 1; quantise them with {terms} terms and pass a_scales too"
             )
         if layout == "folded":
             _check_row_scale(row_scale, tuple(a.shape[:-1]))

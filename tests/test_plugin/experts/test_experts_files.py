@@ -216,10 +216,9 @@ def test_a_missing_scale_is_named(written: Written) -> None:
         verified(checkpoint)
 
 
-def test_a_router_that_a_cpu_lacks_is_named(written: Written) -> None:
-    message = "router scores experts by sigmoid with a bias and without groups, .* on a GPU"
-    with pytest.raises(UnsupportedCheckpoint, match=rf"layers\.0\.mlp\.experts: its {message}"):
-        verified(written("minimax"))
+def test_a_router_that_a_cpu_lacks_does_not_matter(written: Written) -> None:
+    """The files are judged, not whether this machine could serve them."""
+    assert "complete" in verified(written("minimax")).lines()[0]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -8,14 +8,12 @@ import pytest
 from tests import moe_checkpoints, tiny_llama
 from tests.test_quantizer.mixtures import FAMILIES, save_mixture
 from vllm_fp4_plugin.commands.verification import verified
-from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 CALIBRATION: dict[str, Any] = {"seq_len": 64, "calibration_tokens": 512}
 
 # Families whose models vLLM cannot build on a CPU.
 OBSTACLES: dict[str, tuple[type[Exception], str]] = {
-    "MiniMax M2": (UnsupportedCheckpoint, "sigmoid with a bias and without groups, which vLLM's"),
     "Nemotron-H": (NotImplementedError, "is_act_and_mul=False is supported only for CUDA"),
 }
 

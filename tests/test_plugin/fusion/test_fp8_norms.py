@@ -32,10 +32,16 @@ from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.warmup import Norm
 
 pytestmark = pytest.mark.usefixtures("vllm_config")
+FP8 = {"nvfp4_tc": {"activation": "fp8"}}
 
 SCALE = torch.tensor(0.003)
 NORM = "model.layers.0.norm"
 LABEL = "nvfp4_add_rms_norm_quantize_w4a8/RmsNormQuantizeFp8Sm90 (sm_90)"
+
+
+@pytest.fixture(autouse=True)
+def ask_for_fp8(vllm_config: Any) -> None:
+    vllm_config.additional_config = FP8
 
 
 @pytest.fixture(autouse=True)
@@ -148,9 +154,10 @@ def test_before_a_weight_that_does_not_fold_the_norm_returns_16_bits() -> None:
     assert block.quant.startup.products.keys() == {LINEAR, LINEAR.replace("in_", "out_")}
 
 
-def test_no_norm_of_fp8_adds_up_over_ranks() -> None:
+def test_no_norm_of_fp8_adds_up_over_ranks(vllm_config: Any) -> None:
     layers = {}
     for arch in ("cpu", "sm_90"):
+        vllm_config.additional_config = {} if arch == "cpu" else FP8
         with standing_in("cpu", arch):
             layer: Any = LAYERS["row"][0](Nvfp4TcConfig(checkpoint()))
         layer.tp_size, layer.reduce_results = 2, True

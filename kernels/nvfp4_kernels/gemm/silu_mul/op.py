@@ -124,7 +124,7 @@ _OPERANDS = (
 def _fragments_n(n: int | None) -> int:
     if n is None:
         raise InvalidArgument(
-            "n: is None, must be the rows of b1 and b2, which their layout pads; pass it"
+            "n: is None, must be the rows of b1 and b2, which their fragments pad; pass it"
         )
     return n
 
