@@ -130,7 +130,7 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
 
 
 def _uncached(function: T) -> T:
-    """Function behind a cache; ``function`` itself while another plan of this process bypasses it."""
+    """Function behind a cache; ``function`` itself while another plan bypasses the cache."""
     return getattr(function, "__wrapped__", function)
 
 

@@ -108,7 +108,8 @@ def test_the_report_and_the_warmup() -> None:
     assert products[NORM] == Norm("bfloat16", "bfloat16", K, False, 1, fp8=True)
 
 
-def test_a_layer_of_weights_alone_leaves_the_norm_alone() -> None:
+def test_a_layer_of_weights_alone_leaves_the_norm_alone(vllm_config: Any) -> None:
+    vllm_config.additional_config = {}
     with standing_in("cpu", "sm_90"):
         block = Block(Nvfp4TcConfig(checkpoint(weight_only=True)))
         assert said_of(block) == ("", "")
