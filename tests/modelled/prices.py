@@ -4,7 +4,7 @@ Microseconds on a B200. A small kernel takes a constant or the time of its bytes
 longer, and starts ``GAP`` after its predecessor has ended: the published time of vLLM's own
 quantisation of 1 to 64 tokens is 2.0 µs (vLLM pull request 49775), of which 0.7 µs are work. A GEMM
 of vLLM's takes as long as NVIDIA's ``dense_blockscaled_gemm_persistent`` in this model, which has
-no split-K: 4.99, 12.62 and 3.55 µs at K = 4096, 14336 and 2048. FlashInfer's published times for
+no split-K: 4.97, 12.58 and 3.57 µs at K = 4096, 14336 and 2048. FlashInfer's published times for
 one token are 1 µs higher.
 """
 
