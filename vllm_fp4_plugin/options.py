@@ -49,8 +49,8 @@ class Options:
         activation: activations of linear layers. ``"per-token"``: as the checkpoint says, NVFP4
             with one global scale per token in layers quantised at load. ``"16-bit"``: not
             quantised. ``"fp8"``: E4M3, with the calibrated scale or, without one, a scale per
-            token; experts stay in 16 bits. A device without a kernel for NVFP4 activations
-            multiplies FP8 where there is a calibrated scale, else 16 bits; the report says so.
+            token; experts stay in 16 bits. Unless FP8 is requested, a device without a kernel for
+            NVFP4 activations uses 16 bits; the report says so.
         ignore: layers of a 16-bit checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
             regexes.
         norm_rope_kernels: whether to run rotary embeddings, and norms with a residual, on our

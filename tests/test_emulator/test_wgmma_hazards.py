@@ -157,8 +157,14 @@ MUTANTS = {
         "IllegalInstruction",
         "8 registers for D, accepted 12",
     ),
-    "FP8": Mutant.edited(
-        LAST, LAST.replace("k16.f32.bf16.bf16", "k32.f32.e4m3.e4m3"), "UnknownInstruction", "only"
+    "E5M2": Mutant.edited(
+        LAST, LAST.replace("k16.f32.bf16.bf16", "k32.f32.e5m2.e5m2"), "UnknownInstruction", "only"
+    ),
+    "E4M3 with imm-trans-b": Mutant.edited(
+        LAST,
+        LAST.replace("k16.f32.bf16.bf16", "k32.f32.e4m3.e4m3"),
+        "IllegalInstruction",
+        "with 7 operands; accepted are D, A, B's descriptor",
     ),
     "scale-a of 2": Mutant.edited(
         LAST, LAST.replace("1, 1, 1, 0", "1, 2, 1, 0"), "IllegalInstruction", "imm-scale-a is 2"

@@ -292,10 +292,10 @@ def check_activation(
     check_terms("terms", terms)
     if a_scales is None:
         if terms > 1:
-            raise InvalidArgument(
-                f"terms: is {terms} with {'E4M3' if layout == 'folded' else '16-bit'} activations, "
-                f"must be 1; quantise them with {terms} terms and pass a_scales too"
-            )
+            came, remedy = "16-bit", f"quantise them with {terms} terms and pass a_scales too"
+            if layout == "folded":
+                came, remedy = "E4M3", "leave terms out"
+            raise InvalidArgument(f"terms: is {terms} with {came} activations, must be 1; {remedy}")
         if layout == "folded":
             _check_row_scale(row_scale, tuple(a.shape[:-1]))
             return "w4a8", a.shape[-2]

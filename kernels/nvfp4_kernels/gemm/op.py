@@ -63,9 +63,9 @@ def gemm(
     ``alpha``, ``row_scale`` and ``bias`` are applied to the accumulator, which is then rounded
     once.
 
-    On sm_90 all arguments but ``a``, on sm_100 ``b`` and ``b_scales``, may be read while preceding
-    kernels that allow programmatic dependent launch still run: such kernels must not write these
-    arguments.
+    On sm_90 all arguments but ``a`` and ``row_scale``, on sm_100 ``b`` and ``b_scales``, may be
+    read while preceding kernels that allow programmatic dependent launch still run: such kernels
+    must not write these arguments.
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):

@@ -93,9 +93,8 @@ def _driver() -> str:
 
 def tasks_of(arch: str, quick: bool) -> list[Task]:
     """Checks and timings for a GPU of ``arch``."""
-    if FAMILIES[arch] == "sm_90":
-        return [*fp8_correctness(quick), *fp8_timings(quick)]
-    return [*correctness(quick), *timings(quick)]
+    listed = {"sm_90": (fp8_correctness, fp8_timings), "sm_100": (correctness, timings)}
+    return [task for tasks in listed[FAMILIES[arch]] for task in tasks(quick)]
 
 
 def fp8_correctness(quick: bool) -> list[Task]:

@@ -33,7 +33,6 @@ SAME_W4A8 = 0.04  # by other roundings, see ``test_fp8_engine``
 FROM_W4A16 = 0.1  # seen on a CPU: .038
 KERNEL = "nvfp4_gemm_w4a16/wgmma (sm_90)"
 FP8 = "nvfp4_gemm_w4a8/fp8_wgmma (sm_90), W4A8"
-UNQUANTIZED = {"additional_config": {"nvfp4_tc": {"activation": "16-bit"}}}
 ATTENTION = "nvfp4_decode_attention/DecodeAttentionSm90 (sm_90), prefill FlashAttention 3 (vLLM)"
 
 
@@ -64,22 +63,21 @@ def test_a_trained_model_says_what_it_says_on_the_cpu(
 ) -> None:
     checkpoint = request.getfixturevalue(kind)
     expected = dequantized(checkpoint)
-    eager, log = serve(checkpoint, **UNQUANTIZED)
+    eager, log = serve(checkpoint)
     assert f"qkv_proj ×2: {KERNEL}, W4A16" in log
     assert distance(eager, expected) < SAME_W4A16
     assert perplexity(eager) == pytest.approx(perplexity(expected), rel=0.01)
-    graphs, _ = serve(checkpoint, enforce_eager=False, **UNQUANTIZED)
+    graphs, _ = serve(checkpoint, enforce_eager=False)
     assert distance(graphs, expected) < SAME_W4A16
     assert perplexity(graphs) == pytest.approx(perplexity(expected), rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["weight_only", "modelopt"])
 def test_fp8(kind: str, request: pytest.FixtureRequest) -> None:
-    """Calibrated layers take FP8 by default, others on request, with a scale per token."""
+    """Layers take FP8 on request: calibrated layers with their scale, others per token."""
     checkpoint = request.getfixturevalue(kind)
     expected = dequantized(checkpoint)
-    requested = {"additional_config": {"nvfp4_tc": {"activation": "fp8"}}}
-    option = requested if kind == "weight_only" else {}
+    option = {"additional_config": {"nvfp4_tc": {"activation": "fp8"}}}
     eager, log = serve(checkpoint, **option)
     scaling = "per-token" if kind == "weight_only" else "static"
     assert f"qkv_proj ×2: {FP8} {scaling}" in log
@@ -131,9 +129,8 @@ def test_fp8_layers_are_vllms(format: str, bf16: Path, modelopt: Path, tmp_path:
     served, log = serve(model.path, enforce_eager=False)
     for layer in ("qkv_proj ×2", "o_proj ×2", "lm_head ×1"):
         assert f"{layer}: fp8 (vLLM: " in log
-    mixed = f"{KERNEL}, W4A16" if format == "modelopt" else f"{FP8} static"
-    assert f"down_proj ×2: {mixed}" in log
-    assert distance(served, expected) < (SAME_FP8 if format == "modelopt" else FROM_W4A16)
+    assert f"down_proj ×2: {KERNEL}, W4A16" in log
+    assert distance(served, expected) < SAME_FP8
 
 
 def test_head_and_embedding(bf16: Path, tmp_path: Path) -> None:
@@ -161,6 +158,5 @@ def test_two_gpus_say_what_one_says(kind: str, request: pytest.FixtureRequest) -
     checkpoint = request.getfixturevalue(kind)
     one, _ = serve(checkpoint)
     two, _ = serve(checkpoint, tensor_parallel_size=2)
-    bounds = {"weight_only": SAME_W4A16, "modelopt": SAME_W4A8, "mixed": SAME_FP8}
-    assert distance(one, two) < bounds[kind]
+    assert distance(one, two) < (SAME_FP8 if kind == "mixed" else SAME_W4A16)
     assert one.generated == two.generated

@@ -10,6 +10,7 @@ examples.kernel_bench.layer``.
 import functools
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -241,13 +242,8 @@ def _few_token_config(
     """
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
-
-    def distance(entry: tuple[int, int, int]) -> float:
-        weights, entry_rows, entry_across = entry
-        apart = abs(math.log(rows / entry_rows)) + abs(math.log(across / entry_across))
-        return apart + 100 * (weights != problem.weights)
-
-    cut = _FEW_TOKEN_CUTS[min(_FEW_TOKEN_CUTS, key=distance)][_FEW_TOKENS.index(tokens)]
+    entry = nearest(_FEW_TOKEN_CUTS, problem.weights, rows, across)
+    cut = _FEW_TOKEN_CUTS[entry][_FEW_TOKENS.index(tokens)]
     tile = Tile(tokens, problem.weights, **cut._asdict())
     while tile.k_tiles > 1 and problem.k % (TILE * tile.k_tiles):
         deeper = min(MAX_STAGES, 2 * tile.max_stages)  # the same number of bytes in flight
@@ -259,6 +255,18 @@ def _few_token_config(
     ]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return next((t, o) for t, o in fitting if fits(problem, t, o))
+
+
+def nearest(
+    entries: Iterable[tuple[int, int, int]], weights: int, rows: int, across: int
+) -> tuple[int, int, int]:
+    """Entry of the same number of weights whose numbers of row and K tiles are nearest."""
+
+    def distance(entry: tuple[int, int, int]) -> float:
+        apart = abs(math.log(rows / entry[1])) + abs(math.log(across / entry[2]))
+        return apart + 100 * (weights != entry[0])
+
+    return min(entries, key=distance)
 
 
 def _together(problem: Problem, tile: Tile, sms: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nvfp4_kernels.formats.folded import TILE_K, TILE_ROWS
-from nvfp4_kernels.gemm.sm90.choose import MANY_TOKENS, Problem, ctas, with_store
+from nvfp4_kernels.gemm.sm90.choose import MANY_TOKENS, Problem, ctas, nearest, with_store
 from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import REGISTERS, SMS
@@ -118,13 +118,8 @@ def _few_token_config(
     """Tile of the nearest problem in the table, adapted to K, and its epilogue."""
     tokens = _few(problem.m)
     rows, across = math.ceil(problem.n / TILE_ROWS), math.ceil(problem.k / TILE_K)
-
-    def distance(entry: tuple[int, int, int]) -> float:
-        weights, entry_rows, entry_across = entry
-        apart = abs(math.log(rows / entry_rows)) + abs(math.log(across / entry_across))
-        return apart + 100 * (weights != problem.weights)
-
-    cut = _Cut(*_FEW_TOKEN_CUTS[min(_FEW_TOKEN_CUTS, key=distance)][_FEW_TOKENS.index(tokens)])
+    entry = nearest(_FEW_TOKEN_CUTS, problem.weights, rows, across)
+    cut = _Cut(*_FEW_TOKEN_CUTS[entry][_FEW_TOKENS.index(tokens)])
     tile = Tile(tokens, problem.weights, **cut._asdict(), fp8=True)
     while tile.k_tiles > 1 and problem.k % (TILE_K * tile.k_tiles):
         tile = replace(tile, k_tiles=tile.k_tiles // 2)

@@ -177,7 +177,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"row_scale": lambda s: s[:, 0]},
         r"row_scale: shape is \(\d+,\), must be \(\d+, 8\); one global scale per row of a",
     ),
-    "several terms": ({"terms": 2}, r"terms: is 2 without a_scales, must be 1"),
+    "several terms": (
+        {"terms": 2},
+        "terms: is 2 with E4M3 activations, must be 1; leave terms out",
+    ),
     "E4M3 by dtype": (
         {"out_dtype": torch.float8_e4m3fn},
         r"out_dtype: is torch.float8_e4m3fn, must be one of",
