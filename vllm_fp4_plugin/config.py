@@ -24,7 +24,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import batch_invariance, defaults, formats, model_demands
-from vllm_fp4_plugin.activation_terms import OPTION, RequestedTerms, requested_terms
+from vllm_fp4_plugin.arithmetic.requested_terms import OPTION, RequestedTerms, requested_terms
 from vllm_fp4_plugin.attention import cache_scales, choice
 from vllm_fp4_plugin.checkpoint import draft_names
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files

@@ -11,7 +11,7 @@ from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.dispatch import Kernel, WeightLayout
 from nvfp4_kernels.precompile.model import Layer
 from vllm_fp4_plugin import sources
-from vllm_fp4_plugin.kernel_choice import arithmetic_of
+from vllm_fp4_plugin.arithmetic.choice import arithmetic_of
 from vllm_fp4_plugin.options import KEY, METHOD, Activation, Options
 from vllm_fp4_plugin.versions import PLUGIN
 from vllm_fp4_plugin.warmup import Product

@@ -18,13 +18,13 @@ from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from tests.engine import report_command
 from tests.mixed_checkpoints import write
 from vllm_fp4_plugin import batch_invariance
+from vllm_fp4_plugin.arithmetic.choice import choose_kernels
 from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
 from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
 from vllm_fp4_plugin.device import planned_for
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.fusion import all_reduce_norm
-from vllm_fp4_plugin.kernel_choice import choose_kernels
 
 
 @pytest.fixture(autouse=True)

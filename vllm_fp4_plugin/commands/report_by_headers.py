@@ -8,7 +8,8 @@ from typing import Any
 
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from vllm_fp4_plugin import batch_invariance, formats
-from vllm_fp4_plugin.activation_terms import RequestedTerms, requested_terms
+from vllm_fp4_plugin.arithmetic.choice import arithmetic_of, choose_kernels, not_fp8
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms, requested_terms
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.checkpoint import values as checkpoint_values
 from vllm_fp4_plugin.checkpoint.files import TensorHeader
@@ -18,7 +19,6 @@ from vllm_fp4_plugin.experts import choice as experts
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.fields import read_object
 from vllm_fp4_plugin.formats.kind import Kind
-from vllm_fp4_plugin.kernel_choice import arithmetic_of, choose_kernels, not_fp8
 from vllm_fp4_plugin.options import Activation, Options
 from vllm_fp4_plugin.report import LayerRecord, Report
 

@@ -12,7 +12,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.precompile.experts_layer import Experts, padded_width
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.device import is_for_no_device
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.op import KernelExperts, experts, routed_experts

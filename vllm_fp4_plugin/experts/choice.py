@@ -8,7 +8,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, Unquantized
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
 from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.device import is_planned

@@ -9,7 +9,7 @@ from vllm.config import get_current_vllm_config
 
 from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE
 from vllm_fp4_plugin import kernel_weight
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import BIAS, BIAS_FORM, ExpertLedger, nvfp4_forms
 from vllm_fp4_plugin.experts.stacks import DOWN

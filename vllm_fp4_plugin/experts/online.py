@@ -11,7 +11,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_ep_group, get_tp_group
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.stacks import DOWN

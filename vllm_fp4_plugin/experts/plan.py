@@ -15,9 +15,9 @@ from nvfp4_kernels.gemm.grouped_silu_mul.kernels import KERNELS as GROUPED_SILU_
 from nvfp4_kernels.moe.combine.kernels import KERNELS as MOE_COMBINE
 from nvfp4_kernels.moe.dispatch.kernels import KERNELS as MOE_DISPATCH
 from nvfp4_kernels.precompile.experts_layer import Choice
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.choice import arithmetic_of, choose_kernels
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.device import current_device
-from vllm_fp4_plugin.kernel_choice import arithmetic_of, choose_kernels
 from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.options import RequestedActivation
 

@@ -22,13 +22,13 @@ from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin import kernel_weight as weights
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.choice import Choice, choose_kernels, not_fp8
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.fusion import attention
 from vllm_fp4_plugin.fusion import gate_up as fused_mlp
 from vllm_fp4_plugin.fusion.match_norm import NormMatch
-from vllm_fp4_plugin.kernel_choice import Choice, choose_kernels, not_fp8
 from vllm_fp4_plugin.linear import fusions
 from vllm_fp4_plugin.linear.folded_weight import folded_weight, why_not
 from vllm_fp4_plugin.ops.linear import linear

@@ -18,7 +18,7 @@ from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.formats.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin import kernel_weight
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
 from vllm_fp4_plugin.checkpoint.arrivals import Source
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint

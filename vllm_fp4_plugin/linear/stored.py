@@ -6,7 +6,7 @@ import torch
 from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
 
 from nvfp4_kernels.checks import InvalidArgument
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.linear.method import Nvfp4LinearBase
 from vllm_fp4_plugin.linear.stored_weight import StoredWeight

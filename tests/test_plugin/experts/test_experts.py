@@ -20,7 +20,7 @@ from nvfp4_kernels.formats.nvfp4 import (
     quantize_weight,
     to_blocked,
 )
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.op import experts

@@ -25,7 +25,7 @@ from tests.test_plugin.linear.test_linear_layers import (
     quantised_shards,
     tensors_on_disk,
 )
-from vllm_fp4_plugin.activation_terms import RequestedTerms, requested_terms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms, requested_terms
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import InvalidOption, Options
@@ -235,7 +235,7 @@ def test_compiled_graphs_are_kept_by_default_terms(
     """The default may differ in another version."""
     hashes = []
     for exact in (2, 3):
-        monkeypatch.setattr("vllm_fp4_plugin.kernel_choice.EXACT_TERMS", exact)
+        monkeypatch.setattr("vllm_fp4_plugin.arithmetic.choice.EXACT_TERMS", exact)
         with standing_in("cpu", "sm_100"):
             row(vllm_config, "16-bit", None)
         hashes.append(vllm_config.compute_hash())

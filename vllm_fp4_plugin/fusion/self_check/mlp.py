@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from nvfp4_kernels.gemm.kernels import KERNELS
+from vllm_fp4_plugin.arithmetic.choice import Choice
 from vllm_fp4_plugin.fusion.gate_up import PROJECTION
 from vllm_fp4_plugin.fusion.self_check.neighbourhood import Neighbourhood, product, random_input
-from vllm_fp4_plugin.kernel_choice import Choice
 
 
 def neighbourhoods(model: Module) -> Iterator[Neighbourhood]:

@@ -8,7 +8,7 @@ from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
 from nvfp4_kernels.formats.terms import EXACT_TERMS
 from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE_KERNELS
 from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
-from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import KEY, Activation, InvalidOption, RequestedActivation
 
