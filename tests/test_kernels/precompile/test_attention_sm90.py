@@ -63,7 +63,7 @@ def model_of(folder: Path, name: str) -> Model:
 
 
 def launched(
-    monkeypatch: pytest.MonkeyPatch, model: Model, page_size: int, sms: int
+    monkeypatch: pytest.MonkeyPatch, model: Model, page_size: int, sms: int, fp8: bool
 ) -> set[DeviceKernel]:
     """Record the kernels that all batches launch, with block tables of all lengths."""
     attention = model.attention
@@ -76,27 +76,30 @@ def launched(
     heads, head_dim = attention.kv_heads, attention.head_dim
     queries = torch.zeros(max(SEQUENCES), attention.query_heads, head_dim, dtype=dtype)
     rows = queries[:, :heads]
-    cache = torch.zeros(1, heads, page_size, 2 * head_dim, dtype=dtype)
+    stored = torch.float8_e4m3fn if fp8 else dtype
+    cache = torch.zeros(1, heads, page_size, 2 * head_dim, dtype=stored)
+    scales = (torch.tensor(1.0),) * 2 if fp8 else (None, None)
     lengths = torch.ones(max(SEQUENCES), dtype=torch.int32)
     cap = 50.0 if attention.soft_cap else None
     for window, batch, most in product(attention.windows, SEQUENCES, KEYS):
         q, key, seq_lens = queries[:batch], rows[:batch], lengths[:batch]
         table = torch.zeros(1, -(-most // page_size), dtype=torch.int32).expand(batch, -1)
         tensors = q, q, key, key, cache, table, seq_lens, seq_lens.long()
-        sm90.decode_attention(DecodeCall(*tensors, None, 1.0, window or None, cap))
+        sm90.decode_attention(DecodeCall(*tensors, None, *scales, 1.0, window or None, cap))
     return kernels
 
 
 @pytest.mark.parametrize("sms", [1, 78, 132])
 @pytest.mark.parametrize("page_size", [16, 128])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "E4M3"])
 def test_what_is_built_is_what_is_launched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, page_size: int, sms: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, page_size: int, sms: int, fp8: bool
 ) -> None:
     model = model_of(tmp_path, name)
     assert model.attention is not None
-    built = decode_kernels(model.attention, model.dtype, page_size=page_size, sms=sms)
-    assert {s.kernel() for s in built} == launched(monkeypatch, model, page_size, sms)
+    built = decode_kernels(model.attention, model.dtype, page_size=page_size, fp8=fp8, sms=sms)
+    assert {s.kernel() for s in built} == launched(monkeypatch, model, page_size, sms, fp8)
 
 
 @pytest.mark.parametrize("name", SHAPES)

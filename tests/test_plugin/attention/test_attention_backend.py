@@ -259,7 +259,10 @@ def test_needs_flash_attention_on_hopper(hopper: Any, monkeypatch: pytest.Monkey
             _part("model_config", model_arch_config=_architecture(64, 34)),
             "17 query heads share a KV head, must be at most 16",
         ),
-        (_part("cache_config", cache_dtype="fp8"), "decode_attention: no fp8_kv kernel for cpu"),
+        (
+            _part("cache_config", cache_dtype="fp8"),
+            "kv-cache-dtype is fp8, must be auto or the model's dtype",
+        ),
         (
             _part("model_config", model_arch_config=_architecture(96, 4)),
             "head size is 96, must be one of 64, 128, 256",

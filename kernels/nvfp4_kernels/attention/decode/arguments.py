@@ -13,15 +13,15 @@ from nvfp4_kernels.checks import (
     check_shape,
     reads_contents,
 )
+from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.heads import check_cache, check_out, check_queries
 
 
-def check_decode(call: DecodeCall) -> None:
-    """Check the arguments of ``decode_attention``."""
+def check_decode(call: DecodeCall) -> Mode:
+    """Check the arguments of ``decode_attention``; return the mode."""
     out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, *_ = call
     check_queries(q, "(B, Hq, D)")
-    check_dtype("kv_cache", kv_cache, (q.dtype,))
-    check_cache(q, kv_cache, None, None)
+    mode = check_cache(q, kv_cache, call.k_scale, call.v_scale)
     sequences, heads, head_dim = q.shape
     kv_heads = kv_cache.shape[1]
     if heads > MAX_GROUP * kv_heads:
@@ -53,12 +53,13 @@ def check_decode(call: DecodeCall) -> None:
         )
     check_same_device(
         q=q, key=key, value=value, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens,
-        slot_mapping=slot_mapping, sinks=sinks,
+        slot_mapping=slot_mapping, sinks=sinks, k_scale=call.k_scale, v_scale=call.v_scale,
     )  # fmt: skip
     check_out(out, q)
     if reads_contents(q):
         _check_contents(kv_cache, block_table, seq_lens, call.window)
         _check_slots(kv_cache.shape[2], block_table, seq_lens, slot_mapping)
+    return mode
 
 
 def _check_contents(

@@ -20,6 +20,8 @@ class DecodeCall(NamedTuple):
     seq_lens: Tensor
     slot_mapping: Tensor
     sinks: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
     scale: float | None
     window: int | None
     soft_cap: float | None

@@ -14,8 +14,8 @@ from nvfp4_kernels.heads import DTYPES
 
 _SCHEMA = (
     "(Tensor(a!) out, Tensor q, Tensor key, Tensor value, Tensor(b!) kv_cache, "
-    "Tensor block_table, Tensor seq_lens, Tensor slot_mapping, Tensor? sinks, float? scale, "
-    "SymInt? window, float? soft_cap) -> ()"
+    "Tensor block_table, Tensor seq_lens, Tensor slot_mapping, Tensor? sinks, Tensor? k_scale, "
+    "Tensor? v_scale, float? scale, SymInt? window, float? soft_cap) -> ()"
 )
 
 
@@ -32,6 +32,8 @@ def decode_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of each sequence's last token, whose key and value are also stored in the cache.
@@ -43,9 +45,14 @@ def decode_attention(
     may hold anything. Values before a window, in the page where the window begins, must be finite,
     as P = 0 may multiply them. The result is deterministic: equal arguments give the same bits.
 
-    On sm_90 ``kv_cache`` and the index tensors may be read while preceding kernels that allow
-    programmatic dependent launch still run: these kernels must not write the cache or index
-    tensors.
+    For an E4M3 cache the new key and value are divided by ``k_scale`` and ``v_scale`` in float32,
+    and rounded to nearest even, saturating at ±448; this attention uses them as stored. On sm_90
+    E4M3 keys and values, bfloat16 queries and P are multiplied as float16: each head's queries with
+    a power of two, by which elements less than 2^-31 of the head's largest may lose bits.
+
+    On sm_90 ``kv_cache``, its scales and the index tensors may be read while preceding kernels that
+    allow programmatic dependent launch still run: these kernels must not write the cache, scales or
+    index tensors.
 
     Args:
         q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D is a multiple of 16 up
@@ -54,9 +61,9 @@ def decode_attention(
         key: ``(B, Hkv, D)`` of ``q``'s dtype, strides as for ``q``. Hq is a multiple of Hkv, at
             most 16 · Hkv.
         value: of ``key``'s dtype and shape.
-        kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype, a key and then its value;
-            strides are free but for the last. On sm_90 ``page_size`` is a power of two of at least
-            16. Written: the slots of ``slot_mapping``.
+        kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype or float8_e4m3fn, a key and then
+            its value; strides are free but for the last. On sm_90 ``page_size`` is a power of two
+            of at least 16. Written: the slots of ``slot_mapping``.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
         seq_lens: int32 ``(B,)``, the number of keys of each sequence, including the new token's.
@@ -68,6 +75,9 @@ def decode_attention(
         window: number of keys that the token sees, its own included; None: all.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
+        k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys. On
+            sm_90 from 2^-126 up to, not including, 2^127.
+        v_scale: as ``k_scale``, for values.
         out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
 
     Returns:
@@ -83,8 +93,8 @@ def decode_attention(
     if out is None:
         out = q.new_empty(q.shape)
     called(_decode_attention, q)(
-        out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, scale, window,
-        soft_cap,
+        out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, k_scale, v_scale,
+        scale, window, soft_cap,
     )  # fmt: skip
     return out
 
@@ -94,8 +104,7 @@ def decode_attention(
 )
 def _decode_attention(*arguments: Any) -> None:
     call = DecodeCall(*arguments)
-    check_decode(call)
-    DECODE_KERNELS.select(call.q.device, "float").load()(call)
+    DECODE_KERNELS.select(call.q.device, check_decode(call)).load()(call)
 
 
 @_decode_attention.register_fake

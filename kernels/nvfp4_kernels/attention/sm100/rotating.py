@@ -13,6 +13,7 @@ from nvfp4_kernels.attention.sm100.queries import VECTOR, Queries, QueryLoader, 
 from nvfp4_kernels.attention.sm100.rows import swizzled_offset
 from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Rotation, Variant
+from nvfp4_kernels.device.divisor import Divisor
 from nvfp4_kernels.device.widen import widen
 from nvfp4_kernels.rotary.store import head as store
 from nvfp4_kernels.rotary.store.head import Heads, Part, part_of
@@ -171,11 +172,10 @@ class NewKeys:
         """Normalise and rotate the new keys of the CTA's key tiles; store keys and values."""
         head, how, lane = self.rotation.heads, self.rotation.store, cute.arch.lane_idx()
         heads, part = Heads(head, how), part_of(head, lane % head.lanes)
-        divisors: list[store.Divisor] = []
+        divisors: list[Divisor] = []
         if cutlass.const_expr(how.fp8):
             divisors = [
-                store.Divisor.of(Float32(Array(each, shape=(1,)).load(0)))
-                for each in (k_scale, v_scale)
+                Divisor.of(Float32(Array(each, shape=(1,)).load(0))) for each in (k_scale, v_scale)
             ]
         factors: list[Vector] = []
         if cutlass.const_expr(how.k_norm):

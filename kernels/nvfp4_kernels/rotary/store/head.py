@@ -7,6 +7,8 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Float32, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.device import narrow
+from nvfp4_kernels.device.divisor import Divisor
 from nvfp4_kernels.device.math import rounded
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.device.widen import widen
@@ -173,60 +175,10 @@ class Heads:
         return rounded("sub", *products), rounded("add", *crossed)
 
 
-@dataclass(frozen=True)
-class Divisor:
-    """KV-cache scale in [2^-126, 2^127), pre-split for exact branch-free division.
-
-    An approximate quotient, off by at most two ulps, is corrected twice by its exact remainder; the
-    second correction gives the correctly rounded quotient. This avoids the branch in each
-    ``div.rn``.
-
-    Attributes:
-        unit: power of two with scale · unit = ``mantissa``.
-        mantissa: mantissa in [1, 2).
-        reciprocal: rounded reciprocal of ``mantissa``.
-        limit: clamp of dividends, 512 · ``mantissa``, as greater dividends saturate.
-    """
-
-    unit: Float32
-    mantissa: Float32
-    reciprocal: Float32
-    limit: Float32
-
-    @staticmethod
-    def of(scale: Float32) -> "Divisor":
-        """Split a scale; call once per thread."""
-        bits = scale.bitcast(Uint32)
-        mantissa = Uint32(bits & 0x7FFFFF | 0x3F800000).bitcast(Float32)
-        unit = Uint32(Uint32(254 << 23) - (bits & 0x7F800000)).bitcast(Float32)
-        reciprocal = rounded("div", Float32(1.0), mantissa)
-        return Divisor(unit, mantissa, reciprocal, mantissa * 512.0)
-
-    def quotient(self, value: Float32) -> Float32:
-        """``value`` divided by the scale, rounded to nearest even and clamped to ±512."""
-        dividend = cute.arch.fmin(value * self.unit, self.limit, nan=True)
-        dividend = cute.arch.fmax(dividend, -self.limit, nan=True)
-        found = dividend * self.reciprocal
-        for _ in range(2):
-            remainder = cute.math.fma(-found, self.mantissa, dividend)
-            found = cute.math.fma(remainder, self.reciprocal, found)
-        # A remainder of zero makes a negative zero positive.
-        sign = value.bitcast(Uint32) & Uint32(0x80000000)
-        return Uint32(found.bitcast(Uint32) & Uint32(0x7FFFFFFF) | sign).bitcast(Float32)
-
-
 def to_e4m3(piece: Vector, scale: Divisor) -> Vector:
     """Divide ``piece`` by ``scale`` and round to E4M3, nearest even, saturating; return bytes."""
     values = [scale.quotient(value) for value in widen(piece).to_elements()]
-    words = [
-        ptx.inline_ptx(
-            "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
-            "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }",
-            write_only_types=[Uint32],
-            read_only_args=values[first : first + 4],
-        )
-        for first in range(0, PIECE, 4)
-    ]
+    words = [narrow.to_e4m3(values[first : first + 4]) for first in range(0, PIECE, 4)]
     return Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
 
 

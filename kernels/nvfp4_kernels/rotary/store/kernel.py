@@ -10,8 +10,9 @@ from cutlass import Array, Boolean, Float32, Int32, Int64, Uint8, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.divisor import Divisor
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.rotary.store.head import LOAD_BYTES, Divisor, Heads, Part, part_of, to_e4m3
+from nvfp4_kernels.rotary.store.head import LOAD_BYTES, Heads, Part, part_of, to_e4m3
 from nvfp4_kernels.rotary.store.pages import PagedCache, TokenHeads, store_pair
 from nvfp4_kernels.rotary.store.tile import RotaryStoreTile, Variant
 

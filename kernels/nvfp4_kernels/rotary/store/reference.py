@@ -76,7 +76,7 @@ def store(
     v_scale: Tensor | None,
 ) -> None:
     """Store keys and values in the slots of ``slot_mapping``; skip tokens with negative slots."""
-    pairs = torch.cat((_stored(k, k_scale), _stored(v, v_scale)), -1)
+    pairs = torch.cat((stored(k, k_scale), stored(v, v_scale)), -1)
     live = slot_mapping >= 0
     slots, page_size = slot_mapping[live], kv_cache.shape[2]
     by_slot = kv_cache.transpose(1, 2)  # (pages, page_size, Hkv, 2·D)
@@ -85,7 +85,7 @@ def store(
     by_slot[slots // page_size, slots % page_size] = pairs[live]
 
 
-def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
+def stored(x: Tensor, scale: Tensor | None) -> Tensor:
     """``x`` as the cache stores it: unchanged without a scale, else quantised to E4M3, as uint8."""
     if scale is None:
         return x

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import decode_attention
-from tests.test_kernels.attention.attention_cases import FP16, Case, Problem, check_values
+from tests.test_kernels.attention.attention_cases import FP8, FP16, Case, Problem, check_values
 
 LENGTHS = (17, 1, 0, 16, 70)
 
@@ -41,7 +41,33 @@ CASES = {
     "large scale": case(scale=1.5),
     "more than a round": case(600, 5, query_heads=2, heads=1),
 }
-EVERY_CASE = pytest.mark.parametrize("given", CASES.values(), ids=CASES)
+# E4M3 caches: every head size, group, dtype and option.
+FP8_CASES = {
+    "MHA": case(query_heads=2, fp8=True),
+    "groups of 4, D = 128": case(query_heads=8, head_dim=128, fp8=True),
+    "groups of 7, D = 128, fp16": case(
+        query_heads=7, heads=1, head_dim=128, dtype=FP16, fp8=True
+    ),
+    "groups of 16": case(query_heads=32, fp8=True),
+    "groups of 12, D = 128": case(query_heads=12, heads=1, head_dim=128, fp8=True),
+    "groups of 16, D = 256": case(40, 33, query_heads=16, heads=1, head_dim=256, fp8=True),
+    "groups of 2, D = 256, fp16": case(
+        33, 0, query_heads=2, heads=1, head_dim=256, dtype=FP16, fp8=True
+    ),
+    "fp16, heads after tokens": case(dtype=FP16, by_token=True, fp8=True),
+    "pages of 64, heads after tokens": case(page_size=64, by_token=True, head_dim=128, fp8=True),
+    "window": case(window=12, fp8=True),
+    "soft cap": case(soft_cap=2.0, fp8=True),
+    "sinks": case(sinks=True, query_heads=18, fp8=True),
+    "everything": case(
+        window=21, soft_cap=3.0, sinks=True, scale=0.2, page_size=32, head_dim=128, by_token=True,
+        query_heads=18, fp8=True,
+    ),
+    "large scale": case(scale=1.5, fp8=True),
+    "more than a round": case(600, 5, query_heads=2, heads=1, fp8=True),
+}  # fmt: skip
+ALL_CASES = CASES | {f"E4M3, {name}": given for name, given in FP8_CASES.items()}
+EVERY_CASE = pytest.mark.parametrize("given", ALL_CASES.values(), ids=ALL_CASES)
 
 
 def arguments(problem: Problem, device: torch.device, garbage: float = math.nan) -> dict[str, Any]:
@@ -54,21 +80,32 @@ def arguments(problem: Problem, device: torch.device, garbage: float = math.nan)
         row += length
         slots.append(-1)
         if length:
-            key[sequence], value[sequence] = problem.k[row - 1], problem.v[row - 1]
+            key[sequence], value[sequence] = (x[row - 1] for x in _unscaled(problem))
             page = paged["block_table"][sequence, (length - 1) // size]
-            paged["kv_cache"][page, :, (length - 1) % size] = garbage
+            unstored = paged["kv_cache"][page, :, (length - 1) % size]
+            unstored.copy_(torch.full(unstored.shape, garbage).to(unstored.dtype))
             slots[-1] = int(page) * size + (length - 1) % size
     projected = torch.cat([q, key, value], 1).to(device)
     parts = projected.split([q.shape[1], heads, heads], 1)
-    names = "kv_cache", "block_table", "seq_lens", "scale", "window", "soft_cap", "sinks"
+    names = (
+        "kv_cache", "block_table", "seq_lens", "scale", "window", "soft_cap", "sinks", "k_scale",
+        "v_scale",
+    )  # fmt: skip
     rest = {name: paged[name] for name in names} | {"slot_mapping": torch.tensor(slots)}
     rest = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in rest.items()}
     return dict(zip(("q", "key", "value"), parts, strict=True)) | rest
 
 
+def _unscaled(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Keys and values as they are before the store: rounded to 16 bits, which E4M3 undoes."""
+    pairs = (problem.k, problem.k_scale), (problem.v, problem.v_scale)
+    k, v = (x if s is None else (x.float() * s).to(problem.q.dtype) for x, s in pairs)
+    return k, v
+
+
 def same_bits(x: Tensor, y: Tensor) -> bool:
-    """Whether two 16-bit tensors are equal bit for bit; NaN equals itself."""
-    return torch.equal(x.view(torch.int16), y.view(torch.int16))
+    """Whether two tensors are equal bit for bit; NaN equals itself."""
+    return torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
 
 
 def stored(given: dict[str, Any]) -> Tensor:
@@ -77,8 +114,14 @@ def stored(given: dict[str, Any]) -> Tensor:
     for sequence, slot in enumerate(given["slot_mapping"].tolist()):
         if slot >= 0:
             page, row = divmod(slot, cache.shape[2])
-            cache[page, :, row] = torch.cat([given["key"][sequence], given["value"][sequence]], -1)
+            pairs = zip(("key", "value"), ("k_scale", "v_scale"), strict=True)
+            new = [_as_stored(given[x][sequence], given[scale]) for x, scale in pairs]
+            cache[page, :, row].copy_(torch.cat(new, -1))
     return cache
+
+
+def _as_stored(x: Tensor, scale: Tensor | None) -> Tensor:
+    return x if scale is None else (x.float() / scale).clamp(-448, 448).to(FP8).float()
 
 
 def solve(given: Case, device: torch.device) -> tuple[Tensor, Problem]:
@@ -96,4 +139,9 @@ def solve(given: Case, device: torch.device) -> tuple[Tensor, Problem]:
 def check_kernel(given: Case, device: torch.device) -> None:
     """Check the result and the cache."""
     out, problem = solve(given, device)
-    check_values(out, problem, torch.finfo(given.dtype).eps / 2)
+    check_values(out, problem, torch.finfo(p_dtype(given)).eps / 2)
+
+
+def p_dtype(given: Case) -> torch.dtype:
+    """Dtype of P, which V is multiplied with."""
+    return FP16 if given.fp8 else given.dtype

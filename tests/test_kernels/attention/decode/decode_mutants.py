@@ -12,6 +12,8 @@ ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270
 CLUSTER = Chosen(2, max_stages=2), case(300, 35, query_heads=12, heads=1, sinks=True)
 # Steps of 32 keys: the last is full or half empty.
 WIDE = Chosen(1, keys=32, max_stages=2), case(512, 40, query_heads=4, heads=1)
+# E4M3 keys and values, bfloat16 queries of two head tiles.
+FP8 = Chosen(1, max_stages=3), case(150, 19, query_heads=12, heads=1, fp8=True)
 
 
 def edited(
@@ -46,7 +48,11 @@ MUTANTS = {
         "loader", "(stage * tile.boxes + box)", "(stage * tile.boxes)", "DataRace", WIDE
     ),
     "values of a step's first box twice": edited(
-        "mainloop", "[self._load(box, self", "[self._load(boxes[0], self", WRONG, WIDE
+        "mainloop",
+        "[self._load(box, steps + step",
+        "[self._load(boxes[0], steps + step",
+        WRONG,
+        WIDE,
     ),
     "a page for a box past the last key": edited(
         "loader", "Int32(-1)", "Int32(0)", WRONG, (WIDE[0], case(9))
@@ -54,19 +60,19 @@ MUTANTS = {
     # The token that is stored.
     "stale key kept": edited(
         "token",
-        "stage.store(key.bitcast(Float32), self._stage_word(lane, row), alignment=16)",
+        "stage.store(new_key.bitcast(Float32), self._stage_word(lane, row), alignment=size)",
         "pass",
         WRONG,
     ),
     "value not stored": edited(
         "token",
-        "target.store(value, offset + (lane + vectors) * VECTOR, alignment=16)",
+        "target.store(new_value, offset + (lane + pieces) * VECTOR, alignment=size)",
         "pass",
         WRONG,
     ),
     "values past the last kept": edited(
         "token",
-        "stage.store(zeros, self._stage_word(lane + vectors, after), alignment=16)",
+        "stage.store(zeros, self._stage_word(lane + pieces, after), alignment=size)",
         "pass",
         WRONG,
     ),
@@ -89,6 +95,64 @@ MUTANTS = {
     ),
     "factors of other heads": edited("mainloop", "lane + 4 * c", "lane", WRONG),
     "no swizzle": edited("token", "(inside ^ (row % per_chunk))", "inside", WRONG),
+    # E4M3 keys and values.
+    "keys' scale left out": edited(
+        "kernel", "logits.scale * cache.scales[0]", "logits.scale", WRONG, FP8
+    ),
+    "values' scale left out": edited("merge", "inverse * v_scale", "inverse", WRONG, FP8),
+    "values' scale for keys": edited(
+        "kernel", "logits.scale * cache.scales[0]", "logits.scale * cache.scales[1]", WRONG, FP8
+    ),
+    "new key divided by the values' scale": edited(
+        "token",
+        "self._as_cached(key, cache.scales[0])",
+        "self._as_cached(key, cache.scales[1])",
+        WRONG,
+        FP8,
+    ),
+    "new value divided by the keys' scale": edited(
+        "token",
+        "self._as_cached(value, cache.scales[1])",
+        "self._as_cached(value, cache.scales[0])",
+        WRONG,
+        FP8,
+    ),
+    "queries in the order of 16-bit keys": edited(
+        "token", "lane % 4 * 4 + half % 2 * 2", "lane % 4 * 2 + half % 2 * 8", WRONG, FP8
+    ),
+    "keys of the other half": edited(
+        "mainloop", "each[2 * key_tile + half]", "each[2 * key_tile + 1 - half]", WRONG, FP8
+    ),
+    "values of the other half": edited(
+        "mainloop", "each[half::2]", "each[1 - half :: 2]", WRONG, FP8
+    ),
+    "values' bytes not permuted": edited(
+        "mainloop", "EVEN_THEN_ODD = 0x3120", "EVEN_THEN_ODD = 0x3210", WRONG, FP8
+    ),
+    "results in the order of 16-bit values": edited(
+        "merge",
+        "lane // 4 * 2 + half if self.tile.fp8 else",
+        "half * 8 + lane // 4 if True else",
+        WRONG,
+        FP8,
+    ),
+    "new values where keys are": edited(
+        "token", "piece // 2, row % KEYS) + piece % 2 * 2", "piece // 2, row % KEYS)", WRONG, FP8
+    ),
+    "queries' factors of other heads": edited(
+        "mainloop", "queries.factors[head_tile]", "queries.factors[0]", WRONG, FP8
+    ),
+    "queries' largest of two lanes of four": edited(
+        "token", "for distance in (1, 2):", "for distance in (1,):", WRONG, FP8
+    ),
+    "queries' factor of the wrong exponent": edited(
+        "token",
+        "exponent - QUERY_EXPONENT << 23",
+        "exponent - QUERY_EXPONENT + 1 << 23",
+        WRONG,
+        FP8,
+    ),
+    "weights beyond float16": edited("mainloop", '"float16": 15', '"float16": 17', WRONG, FP8),
     # The merge of splits.
     "each warp the barriers of the next": edited(
         "kernel",

@@ -16,8 +16,10 @@ class Chosen:
     def __init__(self, splits: int, **rest: int) -> None:
         self.splits, self.rest = splits, rest
 
-    def __call__(self, batch: int, kv_heads: int, group: int, head_dim: int, *_: int) -> Any:
-        return DecodeTile(head_dim, group, self.splits, **self.rest)
+    def __call__(
+        self, batch: int, kv_heads: int, group: int, head_dim: int, *_: int, fp8: bool = False
+    ) -> Any:
+        return DecodeTile(head_dim, group, self.splits, **self.rest, fp8=fp8)
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         """Make the op use this tile. Call inside the emulator, to which imports bind CuTe DSL."""

@@ -20,12 +20,14 @@ from tests.test_kernels.attention.attention_cases import (
     with_pages_of_nan,
 )
 from tests.test_kernels.attention.decode.decode_cases import (
+    ALL_CASES,
     CASES,
     EVERY_CASE,
     Case,
     arguments,
     case,
     check_kernel,
+    p_dtype,
     same_bits,
     stored,
 )
@@ -35,6 +37,7 @@ from tests.test_kernels.rounds import decode_sm90
 
 pytestmark = pytest.mark.arch("sm_90")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
+FP8_TOO = pytest.mark.parametrize("fp8", [False, True], ids=["", "E4M3"])
 CPU = torch.device("cpu")
 
 
@@ -47,30 +50,37 @@ def test_kernel(given: Case, op_device: torch.device) -> None:
     check_kernel(given, op_device)
 
 
-@pytest.mark.parametrize("name", ["everything", "groups of 4, D = 128"])
+@pytest.mark.parametrize(
+    "name",
+    [e4m3 + name for e4m3 in ("", "E4M3, ") for name in ("everything", "groups of 4, D = 128")],
+)
 def test_every_schedule(name: str, op_device: torch.device) -> None:
-    check_kernel(CASES[name], op_device)
+    check_kernel(ALL_CASES[name], op_device)
 
 
-@pytest.mark.parametrize("stages", [2, 4])
+@FP8_TOO
+@pytest.mark.parametrize("stages", [3, 4])
 @pytest.mark.parametrize("splits", [1, 2, 4, 8])
 @ONE_SCHEDULE
 def test_splits(
-    splits: int, stages: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+    splits: int, stages: int, fp8: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences wrap around their rings several times, or are too short to use all rings."""
     Chosen(splits, max_stages=stages).use(monkeypatch)
     rounds = 4 * splits * 16 * (stages + 1)
-    given = case(min(rounds, 400), 17, 0, 64, query_heads=6, heads=2, sinks=True)
+    given = case(min(rounds, 400), 17, 0, 64, query_heads=6, heads=2, sinks=True, fp8=fp8)
     check_kernel(given, op_device)
 
 
+@FP8_TOO
 @pytest.mark.parametrize("name", SHAPES)
 @ONE_SCHEDULE
-def test_shapes(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes(
+    name: str, fp8: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen, given = SHAPES[name]
     chosen.use(monkeypatch)
-    check_kernel(given, op_device)
+    check_kernel(replace(given, fp8=fp8), op_device)
 
 
 @pytest.mark.parametrize("splits", [False, True], ids=["alone", "splits"])
@@ -82,6 +92,53 @@ def test_rings_go_round(splits: bool) -> None:
         if splits == (chosen.splits > 1) and given.window is None
     ]
     assert any(each.enough for each in rounds), rounds
+
+
+@pytest.mark.parametrize("k_scale", [0.37, 2.0**-126, 3e30])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@ONE_SCHEDULE
+def test_new_tokens_are_stored_as_the_reference_stores_them(
+    dtype: torch.dtype, k_scale: float, op_device: torch.device
+) -> None:
+    """Ties, subnormals, saturated and zero elements, to the bit."""
+    given = arguments(case(3, 33, heads=1, dtype=dtype, fp8=True).problem(), CPU)
+    codes = torch.arange(0, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    between = torch.cat([codes, codes[:-1] + codes.diff() / 2, codes[-1:] * 2, -codes])[:256]
+    scale = torch.tensor(k_scale)
+    rows = (between.view(2, 1, 2, 64) * min(k_scale, 1.0)).to(dtype)
+    new = {"key": rows[:, :, 0], "value": rows[:, :, 1], "k_scale": scale, "v_scale": scale}
+    given |= new | {"q": given["q"].zero_()}
+    expected = given | {"kv_cache": given["kv_cache"].clone()}
+    decode_attention(**expected)
+    given = {n: x.to(op_device) if isinstance(x, Tensor) else x for n, x in given.items()}
+    decode_attention(**given)
+    assert same_bits(given["kv_cache"].cpu(), expected["kv_cache"])
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-38, 2.0**-100, 1e-6, 1.0, 1e5, 1e30, 5e37])
+@ONE_SCHEDULE
+def test_bfloat16_queries_of_any_size(size: float, op_device: torch.device) -> None:
+    """Queries too large or too small for float16 are as exact as others, with E4M3 keys."""
+    given = case(40, 5, query_heads=12, heads=1, fp8=True, scale=0.1 / max(size, 1e-30))
+    problem = given.problem()
+    problem.q.mul_(size * 0.3)
+    problem.q[:, 1] *= 1e-3  # heads have scales of their own
+    out = decode_attention(**arguments(problem, op_device)).cpu()
+    check_values(out, problem, torch.finfo(FP16).eps / 2)
+
+
+@FP8_TOO
+@ONE_SCHEDULE
+def test_small_weights_of_many_keys_count(fp8: bool, op_device: torch.device) -> None:
+    """The result is a sum of many values, with weights that float16 would flush to zero."""
+    problem = case(1025, query_heads=2, heads=1, dtype=FP16, fp8=fp8, scale=1.0).problem()
+    problem.q.zero_()[..., 0] = 1.0
+    k, v = torch.zeros(2, *problem.k.shape)
+    k[7], v[8:] = 48.0 if fp8 else 18.0, 256.0
+    problem = replace(problem, k=k.to(problem.k.dtype), v=v.to(problem.v.dtype))
+    out = decode_attention(**arguments(problem, op_device)).cpu()
+    check_values(out, problem, torch.finfo(FP16).eps / 2)
+    assert out.min() > 1e-3
 
 
 @ONE_SCHEDULE
@@ -111,35 +168,43 @@ def test_whole_tensors(op_device: torch.device) -> None:
     assert layers[:, ::2].isnan().all()
 
 
+@FP8_TOO
 @pytest.mark.parametrize("keys", [16, 32])
 @ONE_SCHEDULE
 def test_keys_out_of_the_window_do_not_matter(
-    keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+    keys: int, fp8: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages before the window, which vLLM frees, are never read."""
     Chosen(1, keys=keys).use(monkeypatch)
-    given = arguments(case(100, 64, window=20).problem(), op_device)
+    given = arguments(case(100, 64, window=20, fp8=fp8).problem(), op_device)
     expected = decode_attention(**given | {"kv_cache": given["kv_cache"].clone()})
     given["block_table"][0, : (100 - 20) // 16] = NO_PAGE
     given["block_table"][1, : (64 - 20) // 16] = NO_PAGE
     assert same_bits(decode_attention(**given), expected)
 
 
+@FP8_TOO
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, FP16), (128, BF16), (256, BF16)], ids=str)
 @ONE_SCHEDULE
 def test_pages_of_nan_do_not_matter(
-    head_dim: int, dtype: torch.dtype, window: int | None, sinks: bool, op_device: torch.device
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None,
+    sinks: bool,
+    fp8: bool,
+    op_device: torch.device,
 ) -> None:
     """NaN in unused slots never reaches the result, whether or not a head's sink is −inf."""
     lengths = 100, 64, 9
-    given = case(*lengths, head_dim=head_dim, dtype=dtype, window=window, sinks=sinks)
+    given = case(*lengths, head_dim=head_dim, dtype=dtype, window=window, sinks=sinks, fp8=fp8)
     problem = unseen(given)
     args = arguments(problem, CPU)
     args = with_pages_of_nan(args, given)
     args = {n: x.to(op_device) if isinstance(x, torch.Tensor) else x for n, x in args.items()}
-    check_values(decode_attention(**args).cpu(), problem, torch.finfo(dtype).eps / 2)
+    out = decode_attention(**args).cpu()
+    check_values(out, problem, torch.finfo(p_dtype(given)).eps / 2)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -165,14 +230,15 @@ def test_after_a_kernel_that_writes_its_queries(op_device: torch.device) -> None
     assert same_bits(decode_attention(**then | {"q": decode_attention(**given)}), expected)
 
 
+@FP8_TOO
 @pytest.mark.parametrize("keys", [16, 32])
 @ONE_SCHEDULE
 def test_tokens_without_a_slot_are_not_stored(
-    keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+    keys: int, fp8: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slot of −1 stores nothing, as in vLLM's dummy runs, whose block tables are stale."""
     Chosen(1, keys=keys).use(monkeypatch)
-    given = arguments(case(17, 1, 70, query_heads=8, head_dim=128).problem(), op_device)
+    given = arguments(case(17, 1, 70, query_heads=8, head_dim=128, fp8=fp8).problem(), op_device)
     cache = given["kv_cache"].clone()
     expected = decode_attention(**given | {"kv_cache": cache.clone()})
     given["slot_mapping"][1:] = -1
@@ -205,7 +271,8 @@ def test_reference(given: Case) -> None:
     problem = given.problem()
     args = arguments(problem, CPU)
     expected_cache = stored(args)
-    rest = {name: args[name] for name in ("scale", "window", "soft_cap", "sinks")}
+    names = "scale", "window", "soft_cap", "sinks", "k_scale", "v_scale"
+    rest = {name: args[name] for name in names}
     sequences = len(args["seq_lens"])
     expected, _ = paged_attention(
         args["q"], expected_cache, args["block_table"], args["seq_lens"],
@@ -253,6 +320,7 @@ def test_compiled() -> None:
 Q = torch.zeros(2, 4, 64, dtype=torch.bfloat16)
 KEY = torch.zeros(2, 2, 64, dtype=torch.bfloat16)
 CACHE = torch.zeros(6, 2, 16, 128, dtype=torch.bfloat16)
+FP8_CACHE, ONE = CACHE.to(torch.float8_e4m3fn), torch.tensor(1.0)
 TABLE = torch.arange(6, dtype=torch.int32).view(2, 3)
 GIVEN: dict[str, Any] = {
     "q": Q, "key": KEY, "value": KEY, "kv_cache": CACHE, "block_table": TABLE,
@@ -265,7 +333,12 @@ REFUSED = [
     ({"key": KEY.to(FP16)}, "key: dtype is float16, must be bfloat16"),
     ({"value": KEY[:1]}, r"value: shape is \(1, 2, 64\), must be \(2, 2, 64\); a row per row"),
     ({"key": torch.zeros(2, 2, 128, dtype=Q.dtype)[..., ::2]}, "key: strides .* the last must be"),
-    ({"kv_cache": CACHE.to(torch.float8_e4m3fn)}, "kv_cache: dtype is float8.*must be bfloat16"),
+    ({"kv_cache": CACHE.to(FP16)}, "kv_cache: dtype is float16, must be bfloat16, float8_e4m3fn"),
+    ({"kv_cache": FP8_CACHE}, "k_scale: is missing, must be given with a float8_e4m3fn cache"),
+    ({"kv_cache": FP8_CACHE, "k_scale": ONE}, "v_scale: is missing, must be given with"),
+    ({"k_scale": ONE}, "k_scale: is given with a cache of q's dtype"),
+    ({"kv_cache": FP8_CACHE, "k_scale": ONE, "v_scale": ONE.to(FP16)}, "v_scale: dtype is float16"),
+    ({"kv_cache": FP8_CACHE, "k_scale": ONE.view(1), "v_scale": ONE}, r"k_scale: shape is \(1,\)"),
     ({"kv_cache": CACHE[..., :64]}, "kv_cache: its last dimension is 64, must be 128"),
     ({"kv_cache": CACHE[:, :0]}, "kv_cache: has 0 heads"),
     ({"seq_lens": TABLE[0]}, r"seq_lens: shape is \(3,\), must be \(2,\); one length per row"),

@@ -18,7 +18,14 @@ from tests.mutants.kernels import (
     loaded_ptx,
 )
 from tests.test_kernels.attention.decode.decode_cases import Case, arguments, case, check_kernel
-from tests.test_kernels.attention.decode.decode_mutants import ALONE, CLUSTER, KERNEL, MUTANTS, WIDE
+from tests.test_kernels.attention.decode.decode_mutants import (
+    ALONE,
+    CLUSTER,
+    FP8,
+    KERNEL,
+    MUTANTS,
+    WIDE,
+)
 from tests.test_kernels.attention.decode.decode_shapes import Chosen
 
 CPU = torch.device("cpu")
@@ -36,7 +43,9 @@ def test_caught(name: str) -> None:
     check_caught(mutant, *checked(mutant.on), arch="sm_90")
 
 
-@pytest.mark.parametrize("on", [ALONE, CLUSTER, WIDE], ids=["alone", "cluster", "wide"])
+@pytest.mark.parametrize(
+    "on", [ALONE, CLUSTER, WIDE, FP8], ids=["alone", "cluster", "wide", "E4M3"]
+)
 def test_nothing_to_catch(on: tuple[Chosen, Case]) -> None:
     check, use = checked(on)
     check_nothing_to_catch(check, KERNEL.edited(), use, arch="sm_90")

@@ -11,7 +11,14 @@ LONG_STEP_HEAD_DIM = 128  # maximum: with more, shared memory holds no ring of l
 
 
 def choose_config(
-    batch: int, kv_heads: int, group: int, head_dim: int, max_keys: int, sms: int = SMS
+    batch: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    max_keys: int,
+    sms: int = SMS,
+    *,
+    fp8: bool = False,
 ) -> DecodeTile:
     """Choose the tile: splits double while every CTA has an SM and a warp has several steps.
 
@@ -25,6 +32,7 @@ def choose_config(
         head_dim: D.
         max_keys: upper bound on a token's keys: capacity of a block-table row, or the window.
         sms: number of SMs of the device.
+        fp8: whether the cache is E4M3; the rules were tuned with 16-bit caches.
     """
     clusters = batch * kv_heads
     keys = LONG_STEP if head_dim <= LONG_STEP_HEAD_DIM and clusters <= sms else KEYS
@@ -35,7 +43,7 @@ def choose_config(
         and splits * WARPS * keys < max_keys
     ):
         splits *= 2
-    return DecodeTile(head_dim, group, splits, keys)
+    return DecodeTile(head_dim, group, splits, keys, fp8=fp8)
 
 
 def _reachable(splits: int, sms: int) -> int:

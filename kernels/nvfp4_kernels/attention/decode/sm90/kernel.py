@@ -5,11 +5,18 @@ from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass.cute as cute
-from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64
+from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
-from nvfp4_kernels.attention.decode.sm90.loader import Cache, Ring, Strides, TmaLoader, cache_map
+from nvfp4_kernels.attention.decode.sm90.loader import (
+    Cache,
+    CacheScales,
+    Ring,
+    Strides,
+    TmaLoader,
+    cache_map,
+)
 from nvfp4_kernels.attention.decode.sm90.mainloop import LogitScaling, Mainloop
 from nvfp4_kernels.attention.decode.sm90.merge import DecodeResult, Merge
 from nvfp4_kernels.attention.decode.sm90.scheduler import work_tile
@@ -26,6 +33,7 @@ class DecodeArguments(NamedTuple):
         q, key, value: queries, key and value of each sequence's new token.
         kv_cache: [page, head, row, 2·D], each key followed by its value.
         cache_strides: strides of ``kv_cache``.
+        cache_scales: scales of an E4M3 cache.
         block_table: int32 [sequences, table_stride], pages.
         table_stride: elements between rows of the block table.
         seq_lens: int32 [sequences], lengths including the new token.
@@ -41,6 +49,7 @@ class DecodeArguments(NamedTuple):
     value: TokenTensor
     kv_cache: cute.Pointer
     cache_strides: Strides
+    cache_scales: CacheScales
     block_table: cute.Pointer
     table_stride: Int64
     seq_lens: cute.Pointer
@@ -71,13 +80,17 @@ class DecodeAttentionSm90:
     def signature(self) -> tuple[DecodeArguments]:
         """Example arguments of ``__call__``, for ``cute.compile``."""
         dtype = TYPES[self.variant.dtype]
-        types = dict.fromkeys(("data", "kv_cache", "out"), dtype) | {
+        types = dict.fromkeys(("data", "out"), dtype) | {
+            "kv_cache": Uint8 if self.tile.fp8 else dtype,
+            "k_scale": Float32,
+            "v_scale": Float32,
             "sinks": Float32,
             "block_table": Int32,
             "seq_lens": Int32,
             "slot_mapping": Int64,
         }
-        alignment = {"sinks": 4, "block_table": 4, "seq_lens": 4, "slot_mapping": 8}
+        names = "k_scale", "v_scale", "sinks", "block_table", "seq_lens"
+        alignment = dict.fromkeys(names, 4) | {"slot_mapping": 8}
         return (example(DecodeArguments, types, alignment),)
 
     @property
@@ -86,7 +99,8 @@ class DecodeAttentionSm90:
         options = [
             name for name in ("window", "soft_cap", "sinks") if not getattr(self.variant, name)
         ]
-        return ["batch", "kv_heads", "pages", *options]
+        scales = [] if self.tile.fp8 else ["k_scale", "v_scale"]
+        return ["batch", "kv_heads", "pages", *options, *scales]
 
     @cute.jit
     def __call__(self, arguments: DecodeArguments, stream: cuda_driver.CUstream) -> None:
@@ -119,6 +133,7 @@ class DecodeAttentionSm90:
             arguments.block_table,
             arguments.table_stride,
             arguments.slot_mapping,
+            self._scales(arguments.cache_scales),
         )
         merge, token = Merge(tile, variant), NewToken(tile, variant)
         rings = Array(Float32, WARPS * merge.part_words, space=AddressSpace.smem, alignment=1024)
@@ -137,7 +152,19 @@ class DecodeAttentionSm90:
             token.queries(arguments.q, work),
             token.vector(arguments.key, work),
             token.vector(arguments.value, work),
-            arguments.logits,
+            self._logits(arguments.logits, cache),
             leader,
         )
-        merge.run(part, rings, arguments.result, work, warp)
+        merge.run(part, rings, arguments.result, cache.scales[1], work, warp)
+
+    def _scales(self, scales: CacheScales) -> list[Float32]:
+        """Load the scales of keys and values; 1 unless the cache is E4M3."""
+        if not self.tile.fp8:
+            return [Float32(1.0)] * 2
+        return [Float32(Array(each, shape=(1,)).load(0)) for each in scales]
+
+    def _logits(self, logits: LogitScaling, cache: Cache) -> LogitScaling:
+        """``logits`` of keys as stored."""
+        if not self.tile.fp8:
+            return logits
+        return LogitScaling(logits.scale * cache.scales[0], logits.soft_cap)

@@ -5,7 +5,7 @@ from torch import Tensor
 from nvfp4_kernels.attention.decode.call import DecodeCall
 from nvfp4_kernels.attention.decode.sm90.choose import choose_config
 from nvfp4_kernels.attention.decode.sm90.kernel import DecodeArguments, DecodeAttentionSm90
-from nvfp4_kernels.attention.decode.sm90.loader import Strides
+from nvfp4_kernels.attention.decode.sm90.loader import CacheScales, Strides
 from nvfp4_kernels.attention.decode.sm90.mainloop import LogitScaling
 from nvfp4_kernels.attention.decode.sm90.merge import DecodeResult
 from nvfp4_kernels.attention.decode.sm90.tile import HEAD_DIMS, KEYS, Variant
@@ -25,6 +25,7 @@ def decode_attention(call: DecodeCall) -> None:
             misaligned.
     """
     out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, *_ = call
+    fp8 = call.k_scale is not None
     scoring = call.scoring
     batch, num_heads, head_dim = q.shape
     pages, kv_heads, page_size, _ = kv_cache.shape
@@ -50,7 +51,7 @@ def decode_attention(call: DecodeCall) -> None:
     if scoring.window is not None:
         max_keys = min(max_keys, scoring.window)
     group = num_heads // kv_heads
-    tile = choose_config(batch, kv_heads, group, head_dim, max_keys, sms)
+    tile = choose_config(batch, kv_heads, group, head_dim, max_keys, sms, fp8=fp8)
     variant = Variant(
         dtype=dtype_name(q.dtype),  # type: ignore[arg-type]
         page_size=page_size,
@@ -65,6 +66,7 @@ def decode_attention(call: DecodeCall) -> None:
         value=_token_tensor(value),
         kv_cache=kv_cache,
         cache_strides=Strides(row=row, head=head, page=page),
+        cache_scales=CacheScales(call.k_scale, call.v_scale),
         block_table=block_table,
         table_stride=strides_of(block_table)[0],
         seq_lens=seq_lens,

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Boolean, Int32, Int64
+from cutlass import Array, Boolean, Float32, Int32, Int64, Uint8
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
 from nvfp4_kernels.attention.decode.sm90.scheduler import WorkTile
-from nvfp4_kernels.attention.decode.sm90.tile import CHUNK, KEYS, DecodeTile, Variant
+from nvfp4_kernels.attention.decode.sm90.tile import KEYS, VECTOR_BYTES, DecodeTile, Variant
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm90.limits import ROW_BYTES
 
@@ -25,9 +25,19 @@ class Strides(NamedTuple):
     page: Int64
 
 
+class CacheScales(NamedTuple):
+    """Factors that dequantise an E4M3 cache's keys and values, float32; null for other caches."""
+
+    k_scale: cute.Pointer
+    v_scale: cute.Pointer
+
+
 @dataclass(frozen=True)
 class Cache:
-    """Paged cache in global memory with a tensor map, block table and slots of the new tokens."""
+    """Paged cache in global memory with a tensor map, block table and slots of the new tokens.
+
+    ``scales``: values of ``CacheScales``, keys' and values'; 1 unless the cache is E4M3.
+    """
 
     data: cute.Pointer
     tensor_map: TensorMap
@@ -35,6 +45,7 @@ class Cache:
     table: cute.Pointer
     table_stride: Int64
     slots: cute.Pointer
+    scales: list[Float32]
 
 
 @dataclass(frozen=True)
@@ -60,18 +71,18 @@ def cache_map(
     pages: Int32,
 ) -> TensorMap:
     """Tensor map of the cache, [element of a chunk, row of a page, chunk, head, page]."""
-    units = 16 // 2
+    units = VECTOR_BYTES // tile.element_bytes
     return create_tensor_map_tiled(
         data.toint(),
-        TYPES[variant.dtype],
-        [CHUNK, variant.page_size, tile.chunks, kv_heads, pages],
+        Uint8 if tile.fp8 else TYPES[variant.dtype],
+        [tile.chunk, variant.page_size, tile.chunks, kv_heads, pages],
         [
             strides.row // units,
-            Int64(ROW_BYTES // 16),
+            Int64(ROW_BYTES // VECTOR_BYTES),
             strides.head // units,
             strides.page // units,
         ],
-        [CHUNK, KEYS, tile.chunks, 1, 1],
+        [tile.chunk, KEYS, tile.chunks, 1, 1],
         swizzle=TensorMapSwizzle.s128b,
     )
 

@@ -1,5 +1,6 @@
 """Main loop of a warp: flash attention of one token's heads to the keys of the warp's steps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,18 +12,25 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.attention.decode.sm90.loader import Cache, Ring, TmaLoader
 from nvfp4_kernels.attention.decode.sm90.scheduler import WorkTile
 from nvfp4_kernels.attention.decode.sm90.tile import KEYS, DecodeTile, Variant
-from nvfp4_kernels.attention.decode.sm90.token import NewToken, swizzled_word
+from nvfp4_kernels.attention.decode.sm90.token import NewToken, Queries, swizzled_word
 from nvfp4_kernels.device.math import LOG2_E, NEGATIVE_INFINITY, exp2, finite, tanh
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.device.widen import e4m3_to_float16
+from nvfp4_kernels.sm90.limits import ActDtype
 from nvfp4_kernels.sm90.warp_mma import multiply
+
+# Exponent of the largest P, by its dtype: float16 would lose the smallest P of long sequences.
+P_EXPONENT = {"bfloat16": 0, "float16": 15}
+# Selector of prmt: bytes 0, 2, 1, 3.
+EVEN_THEN_ODD = 0x3120
 
 
 class LogitScaling(NamedTuple):
     """Factors that turn Q·Kᵀ into base-2 logits, i.e. logits times log2(e).
 
     Attributes:
-        scale: factor of ``q · k``.
+        scale: factor of ``q · k``, with keys as stored.
         soft_cap: soft cap of logits; unused unless ``Variant.soft_cap``.
     """
 
@@ -38,7 +46,7 @@ class PartialResult:
     lane's own keys only, and O of heads 2 (L % 4) and 2 (L % 4) + 1.
 
     Attributes:
-        row_max: largest base-2 logit so far, per head tile.
+        row_max: largest base-2 logit so far, per head tile, less ``P_EXPONENT``.
         row_sum: Σ 2^(logit − row_max), per head tile.
         o: Σ 2^(logit − row_max) · V, accumulators of ``mma.sync`` [head tile, D/16 · 4].
     """
@@ -53,11 +61,17 @@ class Mainloop:
     """Main loop of every warp.
 
     Heads are the M side of Q·Kᵀ and the N side of Vᵀ·Pᵀ: accumulators of the first ``mma.sync`` are
-    then operands of the second, in which 8 heads need no padding to 16.
+    then operands of the second, in which 8 heads need no padding to 16. E4M3 keys and values are
+    converted to float16, as are the other operands, exactly but for P.
     """
 
     tile: DecodeTile
     variant: Variant
+
+    @property
+    def mma_dtype(self) -> ActDtype:
+        """Dtype of all operands of ``mma.sync``."""
+        return "float16" if self.tile.fp8 else self.variant.dtype
 
     @cute.jit
     def run(
@@ -65,7 +79,7 @@ class Mainloop:
         cache: Cache,
         ring: Ring,
         work: WorkTile,
-        queries: list[list[Uint32]],
+        queries: Queries,
         key: Vector,
         value: Vector,
         logits: LogitScaling,
@@ -86,12 +100,13 @@ class Mainloop:
             if work.stores and index == work.steps - 1:
                 token.store(cache, stage, key, value, work, work.end - 1 - start)
             boxes = [stage.subview(box * (tile.box_bytes // 4)) for box in range(tile.boxes)]
-            scores = self._scores(boxes, queries)
+            scores = self._scores(boxes, queries.fragments)
             p = []
             for head_tile in cutlass.range_constexpr(tile.head_tiles):
                 own = [each[2 * head_tile + c] for each in scores for c in range(2)]
-                own = self._masked(self._scaled(own, logits), work, start)
-                new_max = cute.arch.fmax(row_max[head_tile], self._row_max(own))
+                own = self._scaled(own, self._scaling(logits, queries, head_tile))
+                own = self._masked(own, work, start)
+                new_max = cute.arch.fmax(row_max[head_tile], self._peak(own))
                 powers = [exp2(logit - finite(new_max)) for logit in own]
                 rescale = exp2(row_max[head_tile] - finite(new_max))
                 row_max[head_tile] = new_max
@@ -109,12 +124,11 @@ class Mainloop:
         # Even and odd steps have accumulators of their own: shorter chains of dependent MMAs.
         key_tiles = 2 * len(boxes)
         chains = [[Float32(0.0)] * 4 for _ in range(2 * key_tiles)]
-        for step in range(self.tile.steps):
-            words = [word for box in boxes for word in self._load(box, step, "")]
+        for step, words in enumerate(self._keys(boxes)):
             for key_tile in range(key_tiles):
                 own = words[2 * key_tile : 2 * key_tile + 2]
                 chain = step % 2 * key_tiles + key_tile
-                chains[chain] = multiply(chains[chain], queries[step], own, self.variant.dtype)
+                chains[chain] = multiply(chains[chain], queries[step], own, self.mma_dtype)
         pairs = (zip(chains[n], chains[key_tiles + n], strict=True) for n in range(key_tiles))
         return [[even + odd for even, odd in pair] for pair in pairs]
 
@@ -123,21 +137,59 @@ class Mainloop:
     ) -> list[list[Float32]]:
         """Add a step's Vᵀ·Pᵀ to O."""
         results: list[list[Float32]] = [[] for _ in o]
-        for step in range(self.tile.steps):
-            values = [self._load(box, self.tile.steps + step, ".trans") for box in boxes]
+        for step, values in enumerate(self._values(boxes)):
             for head_tile, before in enumerate(o):
                 own = before[4 * step : 4 * step + 4]
                 for box, value in enumerate(values):
                     words = p[head_tile][2 * box : 2 * box + 2]
-                    own = multiply(own, value, words, self.variant.dtype)
+                    own = multiply(own, value, words, self.mma_dtype)
                 results[head_tile] += own
         return results
 
-    def _load(self, box: Array, step: int, transposed: str) -> list[Uint32]:
-        """Load 16 columns of a box: B fragments of K (keys 0–7 first) or, transposed, A of V."""
+    def _keys(self, boxes: list[Array]) -> Iterator[list[Uint32]]:
+        """B fragments of K, two words per 8 keys, for each 16 elements of D."""
+        if not self.tile.fp8:
+            for step in range(self.tile.steps):
+                yield [word for box in boxes for word in self._load(box, step, "")]
+            return
+        for pair in range(self.tile.steps // 2):
+            loaded = [self._load(box, pair, "") for box in boxes]
+            for half in range(2):
+                words = [each[2 * key_tile + half] for each in loaded for key_tile in range(2)]
+                yield [wide for word in words for wide in e4m3_to_float16(word)]
+
+    def _values(self, boxes: list[Array]) -> Iterator[list[list[Uint32]]]:
+        """A fragments of Vᵀ, one per box, for each 16 elements of D.
+
+        Rows r and r + 8 are elements r and r + 8 of D or, of E4M3 values, 2 r and 2 r + 1: a loaded
+        word has these two elements of two keys.
+        """
+        steps = self.tile.steps
+        if not self.tile.fp8:
+            for step in range(steps):
+                yield [self._load(box, steps + step, ".trans") for box in boxes]
+            return
+        for pair in range(steps // 2):
+            loaded = [self._load(box, steps // 2 + pair, ".trans") for box in boxes]
+            for half in range(2):
+                yield [
+                    [
+                        wide
+                        for word in each[half::2]
+                        for wide in e4m3_to_float16(_even_then_odd(word))
+                    ]
+                    for each in loaded
+                ]
+
+    def _load(self, box: Array, vectors: int, transposed: str) -> list[Uint32]:
+        """Load the ``vectors``-th two 16-byte vectors of a box's rows.
+
+        Of each lane, a word of keys 0–7 and either vector, then of keys 8–15; ``transposed``: of
+        neighbouring keys, which are then the words' halves.
+        """
         lane = cute.arch.lane_idx()
         row = lane % 8 + lane // 16 * 8
-        address = box.subview(swizzled_word(2 * step + lane // 8 % 2, row)).data_ptr().toint()
+        address = box.subview(swizzled_word(2 * vectors + lane // 8 % 2, row)).data_ptr().toint()
         return list(
             ptx.inline_ptx(
                 f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 "
@@ -146,6 +198,12 @@ class Mainloop:
                 read_only_args=[Int32(address)],
             )
         )
+
+    def _scaling(self, logits: LogitScaling, queries: Queries, head_tile: int) -> LogitScaling:
+        """``logits`` with the factor of a head tile's queries."""
+        if not queries.factors:
+            return logits
+        return LogitScaling(logits.scale * queries.factors[head_tile], logits.soft_cap)
 
     def _scaled(self, scores: list[Float32], logits: LogitScaling) -> list[Float32]:
         """Convert scores to base-2 logits, soft-capped if the variant has a soft cap."""
@@ -166,15 +224,16 @@ class Mainloop:
             masked.append(cutlass.select_(seen, logit, Float32(NEGATIVE_INFINITY)))
         return masked
 
-    def _row_max(self, logits: list[Float32]) -> Float32:
-        """Largest logit of a head, in all four lanes that hold the head's logits."""
+    def _peak(self, logits: list[Float32]) -> Float32:
+        """Largest logit of a head less ``P_EXPONENT``, in all four lanes with the head's logits."""
         largest = logits[0]
         for logit in logits[1:]:
             largest = cute.arch.fmax(largest, logit)
         for distance in (1, 2):
             peer = cute.arch.shuffle_sync_bfly(largest, distance)
             largest = cute.arch.fmax(largest, peer)
-        return largest
+        exponent = P_EXPONENT[self.mma_dtype]
+        return largest - Float32(exponent) if exponent else largest
 
     def _rescaled(self, o: list[Float32], rescale: Float32) -> list[Float32]:
         """Multiply O by each head's ``rescale``, fetched from other lanes."""
@@ -184,9 +243,14 @@ class Mainloop:
 
     def _converted(self, powers: list[Float32]) -> list[Uint32]:
         """Convert P to B fragments of Vᵀ·Pᵀ."""
-        dtype = TYPES[self.variant.dtype]
+        dtype = TYPES[self.mma_dtype]
         values = Vector.from_elements(tuple(powers), Float32).to(dtype)
         return [Uint32(word) for word in values.bitcast(Uint32).to_elements()]
+
+
+def _even_then_odd(word: Uint32) -> Uint32:
+    """Bytes 0 and 2, then 1 and 3."""
+    return Uint32(cute.arch.prmt(word, word, EVEN_THEN_ODD))
 
 
 def _sum(values: list[Float32]) -> Float32:

@@ -42,9 +42,18 @@ class Merge:
 
     @cute.jit
     def run(
-        self, part: PartialResult, parts: Array, result: DecodeResult, work: WorkTile, warp: Int32
+        self,
+        part: PartialResult,
+        parts: Array,
+        result: DecodeResult,
+        v_scale: Float32,
+        work: WorkTile,
+        warp: Int32,
     ) -> None:
-        """Store this warp's partial result, merge, write; ``parts``: rings of the CTA's warps."""
+        """Store this warp's partial result, merge, multiply by ``v_scale`` and write.
+
+        ``parts``: rings of the CTA's warps.
+        """
         self._store_part(part, parts.subview(warp * self.part_words))
         self._sync()
         tile = self.tile
@@ -53,7 +62,7 @@ class Merge:
             own = first + thread
             index = work.rank * tile.split_vectors + own
             if own < tile.split_vectors and index < tile.group * tile.head_dim // VECTOR:
-                self._merge_vector(parts, result, work, index)
+                self._merge_vector(parts, result, v_scale, work, index)
         if cutlass.const_expr(tile.splits > 1):
             # A CTA must not exit while a peer can still read its shared memory.
             cute.arch.cluster_arrive_relaxed()
@@ -83,12 +92,21 @@ class Merge:
             head = head_tile * MMA_HEADS + lane % 4 * 2
             for step in cutlass.range_constexpr(tile.steps):
                 for c in cutlass.range_constexpr(4):
-                    at = (head + c % 2) * tile.o_stride + step * 16 + c // 2 * 8 + lane // 4
+                    at = (head + c % 2) * tile.o_stride + step * 16 + self._element(c // 2, lane)
                     own.store(part.o[head_tile][4 * step + c], at)
+
+    def _element(self, half: int, lane: Int32) -> Int32:
+        """Index among 16 elements of D of a lane's accumulator row; see ``Mainloop._values``."""
+        return lane // 4 * 2 + half if self.tile.fp8 else half * 8 + lane // 4
 
     @cute.jit
     def _merge_vector(
-        self, parts: Array, result: DecodeResult, work: WorkTile, index: Int32
+        self,
+        parts: Array,
+        result: DecodeResult,
+        v_scale: Float32,
+        work: WorkTile,
+        index: Int32,
     ) -> None:
         """Merge and write the ``index``-th 4-element vector of O of the KV head's query heads."""
         tile = self.tile
@@ -116,6 +134,8 @@ class Merge:
             values = [v + Float32(o) * rescale for v, o in zip(values, own, strict=True)]
         # A padding row sees no key.
         inverse = cutlass.select_(row_sum > 0.0, cute.arch.rcp_approx(row_sum), Float32(0.0))
+        if cutlass.const_expr(tile.fp8):
+            inverse = inverse * v_scale
         dtype = TYPES[self.variant.dtype]
         merged = Vector.from_elements(tuple(v * inverse for v in values), Float32).to(dtype)
         heads = cute.arch.grid_dim()[1] * tile.group

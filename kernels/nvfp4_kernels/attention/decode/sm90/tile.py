@@ -24,7 +24,7 @@ MIN_STAGES = 3  # of each warp's ring where an SM has two CTAs
 MAX_STAGES = 4
 HEAD_DIMS = (64, 128, 256)
 ROW_WORDS = ROW_BYTES // 4  # of a chunk
-CHUNK = ROW_BYTES // 2  # elements of a chunk
+VECTOR_BYTES = 16  # of a lane's load and of a row of ldmatrix
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class DecodeTile:
         splits: number of CTAs per cluster, which split the keys of a sequence.
         keys: number of keys per step of a warp: 16, or 32, which hides more latency.
         max_stages: maximum depth of a warp's ring; shared memory may allow less.
+        fp8: whether keys and values are E4M3 rather than 16-bit.
     """
 
     head_dim: int
@@ -44,6 +45,7 @@ class DecodeTile:
     splits: int = 1
     keys: int = KEYS
     max_stages: int = MAX_STAGES
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         assert self.head_dim in HEAD_DIMS, self.head_dim
@@ -83,9 +85,24 @@ class DecodeTile:
     # --- shared memory ------------------------------------------------------------------------
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of a key or value."""
+        return 1 if self.fp8 else 2
+
+    @property
+    def vectors(self) -> int:
+        """Number of 16-byte vectors of a key; those of its value follow."""
+        return self.head_dim * self.element_bytes // VECTOR_BYTES
+
+    @property
+    def chunk(self) -> int:
+        """Number of elements of a 128-byte chunk."""
+        return ROW_BYTES // self.element_bytes
+
+    @property
     def chunks(self) -> int:
         """Number of 128-byte chunks, the widest swizzle, of a key and its value together."""
-        return 4 * self.head_dim // ROW_BYTES
+        return 2 * self.vectors * VECTOR_BYTES // ROW_BYTES
 
     @property
     def box_bytes(self) -> int:
@@ -140,7 +157,8 @@ class Variant:
     """Variant of the kernel.
 
     Attributes:
-        dtype: dtype of queries, keys, values and result.
+        dtype: dtype of queries, new keys and values, and result; unless the cache is E4M3, also of
+            cached keys and values.
         page_size: keys per page, a power of two.
         window: whether a token sees only a window of the last keys.
         soft_cap: whether logits are capped.

@@ -5,21 +5,27 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Float32, Int32, Int64, Uint32, Vector
+from cutlass import Array, BFloat16, Float16, Float32, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.attention.decode.sm90.loader import Cache
 from nvfp4_kernels.attention.decode.sm90.scheduler import WorkTile
 from nvfp4_kernels.attention.decode.sm90.tile import (
-    CHUNK,
     KEYS,
     MMA_HEADS,
     ROW_WORDS,
+    VECTOR_BYTES,
     DecodeTile,
     Variant,
 )
+from nvfp4_kernels.device.divisor import Divisor
+from nvfp4_kernels.device.narrow import to_e4m3
+from nvfp4_kernels.device.widen import widen
+from nvfp4_kernels.sm90.limits import ROW_BYTES
 
-VECTOR = 8  # elements: 16 bytes
+VECTOR = 8  # elements of 16 bits: 16 bytes
+# Largest exponent of a row of bfloat16 queries as float16: exponents down to −24 remain.
+QUERY_EXPONENT = 14
 
 
 class TokenTensor(NamedTuple):
@@ -34,6 +40,19 @@ class TokenTensor(NamedTuple):
         return Int64(token) * self.token_stride + Int64(head) * self.head_stride
 
 
+class Queries(NamedTuple):
+    """Queries of a group of heads.
+
+    Attributes:
+        fragments: A fragments of Q·Kᵀ, 16 heads, one for each 16 elements of D.
+        factors: factor of each head's scores, in the lanes of the head, one for each 8 heads; empty
+            if all are 1.
+    """
+
+    fragments: list[list[Uint32]]
+    factors: list[Float32]
+
+
 @dataclass(frozen=True)
 class NewToken:
     """Loads of the token's queries, key and value, and the store into the cache."""
@@ -41,10 +60,13 @@ class NewToken:
     tile: DecodeTile
     variant: Variant
 
-    def queries(self, q: TokenTensor, work: WorkTile) -> list[list[Uint32]]:
-        """Load A fragments of Q·Kᵀ, one per 16 elements of D: a group's heads, padded to 16."""
+    def queries(self, q: TokenTensor, work: WorkTile) -> Queries:
+        """Load the queries of the group's heads, padded to 16 heads.
+
+        With E4M3 keys, which are converted to float16, bfloat16 queries are converted as well.
+        """
         lane, zero = cute.arch.lane_idx(), Uint32(0)
-        data, fragments = Array(q.data, shape=(1,)), []
+        data, rows, factors = Array(q.data, shape=(1,)), [], []
         for head_tile in range(self.tile.head_tiles):
             head = head_tile * MMA_HEADS + lane // 4
             live = head < self.tile.group
@@ -52,15 +74,29 @@ class NewToken:
             start = q.start(work.sequence, work.kv_head * self.tile.group + inside)
             words = []
             for half in range(2 * self.tile.steps):
-                pair = data.load(start + (half * 8 + lane % 4 * 2), 2, alignment=4)
+                pair = data.load(start + self._column(half, lane), 2, alignment=4)
                 words.append(cutlass.select_(live, Uint32(pair.bitcast(Uint32)[0]), zero))
-            fragments.append(words)
-        upper = fragments[0]
-        lower = fragments[1] if self.tile.head_tiles == 2 else [zero] * len(upper)
-        return [
+            if self.tile.fp8 and self.variant.dtype == "bfloat16":
+                words, factor = _as_float16(words)
+                factors.append(factor)
+            rows.append(words)
+        upper = rows[0]
+        lower = rows[1] if self.tile.head_tiles == 2 else [zero] * len(upper)
+        fragments = [
             [upper[2 * step], lower[2 * step], upper[2 * step + 1], lower[2 * step + 1]]
             for step in range(self.tile.steps)
         ]
+        return Queries(fragments, factors)
+
+    def _column(self, half: int, lane: Int32) -> Int32:
+        """First of two elements of D in a lane's ``half``-th word of a row.
+
+        A lane has four neighbouring elements of each 16 if keys are E4M3, as the word that
+        ``ldmatrix`` gives the lane; otherwise two in each 8.
+        """
+        if self.tile.fp8:
+            return half // 2 * 16 + lane % 4 * 4 + half % 2 * 2
+        return half * 8 + lane % 4 * 2
 
     def vector(self, x: TokenTensor, work: WorkTile) -> Vector:
         """Load this lane's 16 bytes of the token's key or value ``x``."""
@@ -79,33 +115,71 @@ class NewToken:
         """
         tile = self.tile
         lane = cute.arch.lane_idx()
-        vectors = tile.head_dim // VECTOR
-        zeros = Vector.from_elements((0,) * 4, Uint32).bitcast(Float32)
-        if lane < vectors:
+        pieces = tile.head_dim // VECTOR
+        size = VECTOR * tile.element_bytes
+        zeros = Vector.from_elements((0,) * (size // 4), Uint32).bitcast(Float32)
+        if lane < pieces:
+            new_key = self._as_cached(key, cache.scales[0])
+            new_value = self._as_cached(value, cache.scales[1])
             slot = Int64(Array(cache.slots, shape=(1,)).load(Int64(work.sequence)))
             if slot >= 0:
-                size = self.variant.page_size
+                page_size = self.variant.page_size
                 offset = (
-                    slot // size * cache.strides.page
+                    slot // page_size * cache.strides.page
                     + Int64(work.kv_head) * cache.strides.head
-                    + slot % size * cache.strides.row
+                    + slot % page_size * cache.strides.row
                 )
                 target = Array(cache.data, shape=(1,))
-                target.store(key, offset + lane * VECTOR, alignment=16)
-                target.store(value, offset + (lane + vectors) * VECTOR, alignment=16)
-            stage.store(key.bitcast(Float32), self._stage_word(lane, row), alignment=16)
-            stage.store(value.bitcast(Float32), self._stage_word(lane + vectors, row), alignment=16)
+                target.store(new_key, offset + lane * VECTOR, alignment=size)
+                target.store(new_value, offset + (lane + pieces) * VECTOR, alignment=size)
+            stage.store(new_key.bitcast(Float32), self._stage_word(lane, row), alignment=size)
+            stage.store(
+                new_value.bitcast(Float32), self._stage_word(lane + pieces, row), alignment=size
+            )
             for after in cutlass.range(row + 1, (row // KEYS + 1) * KEYS, unroll=1):
-                stage.store(zeros, self._stage_word(lane + vectors, after), alignment=16)
+                stage.store(zeros, self._stage_word(lane + pieces, after), alignment=size)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
 
-    def _stage_word(self, vector: Int32, row: Int32) -> Int32:
-        """Index of the word where a 16-byte vector of a row begins in a stage."""
-        return row // KEYS * (self.tile.box_bytes // 4) + swizzled_word(vector, row % KEYS)
+    def _as_cached(self, piece: Vector, scale: Float32) -> Vector:
+        """Return 8 elements as the cache stores them, divided by ``scale`` if it is E4M3."""
+        if not self.tile.fp8:
+            return piece
+        divisor = Divisor.of(scale)
+        values = [divisor.quotient(value) for value in widen(piece).to_elements()]
+        words = tuple(to_e4m3(values[first : first + 4]) for first in (0, 4))
+        return Vector.from_elements(words, Uint32).bitcast(Uint8)
+
+    def _stage_word(self, piece: Int32, row: Int32) -> Int32:
+        """Index of the word where a piece of 8 elements of a row begins in a stage."""
+        box = row // KEYS * (self.tile.box_bytes // 4)
+        if self.tile.fp8:
+            return box + swizzled_word(piece // 2, row % KEYS) + piece % 2 * 2
+        return box + swizzled_word(piece, row % KEYS)
 
 
 def swizzled_word(vector: Int32, row: Int32) -> Int32:
     """Index of the word where a 16-byte vector of a row begins in a box."""
-    per_chunk = CHUNK // VECTOR
+    per_chunk = ROW_BYTES // VECTOR_BYTES
     chunk, inside = vector // per_chunk, vector % per_chunk
     return (chunk * KEYS + row) * ROW_WORDS + (inside ^ (row % per_chunk)) * 4
+
+
+def _as_float16(words: list[Uint32]) -> tuple[list[Uint32], Float32]:
+    """Convert bfloat16 queries to float16, and return the factor that undoes their scaling.
+
+    Each head's row, in four neighbouring lanes, is multiplied by a power of two, so that its
+    largest exponent is ``QUERY_EXPONENT``. Elements less than 2^-31 of the largest lose bits, by at
+    most 2^-39 of the largest.
+    """
+    values = widen(Vector.from_elements(tuple(words), Uint32).bitcast(BFloat16)).to_elements()
+    peak = Float32(0.0)
+    for value in values:
+        peak = cute.arch.fmax(peak, cute.math.abs(Float32(value)))
+    for distance in (1, 2):
+        peak = cute.arch.fmax(peak, cute.arch.shuffle_sync_bfly(peak, distance))
+    # A smaller exponent than the least needed would make the factor infinite.
+    exponent = cutlass.max(Int32(peak.bitcast(Uint32) >> 23), Int32(QUERY_EXPONENT + 1))
+    up = Uint32(Int32(254 + QUERY_EXPONENT) - exponent << 23).bitcast(Float32)
+    down = Uint32(exponent - QUERY_EXPONENT << 23).bitcast(Float32)
+    scaled = Vector.from_elements(tuple(value * up for value in values), Float32).to(Float16)
+    return [Uint32(word) for word in scaled.bitcast(Uint32).to_elements()], down
