@@ -222,6 +222,19 @@ def growing_by_parts(fp8: bool, keys: int) -> Problem:
     return replace(problem, q=q.to(BF16), k=k.to(problem.k.dtype))
 
 
+def small_weights(queries: int, keys: int, fp8: bool = False) -> Problem:
+    """Problem of float16 whose results are sums of many values with weights of about 2^-26.
+
+    Key 7 has nearly all the weight, and the value 0.
+    """
+    case = Case((queries,), (keys,), 2, 1, dtype=FP16, fp8=fp8, scale=1.0)
+    problem = case.problem()
+    problem.q.zero_()[..., 0] = 1.0
+    k, v = torch.zeros(2, *problem.k.shape)
+    k[7], v[8:] = 48.0 if fp8 else 18.0, 256.0
+    return replace(problem, k=k.to(problem.k.dtype), v=v.to(problem.v.dtype))
+
+
 def starts(lengths: tuple[int, ...]) -> Tensor:
     """Cumulative starts of sequences of ``lengths``, ending with the total."""
     ends = torch.tensor((0, *lengths)).cumsum(0)

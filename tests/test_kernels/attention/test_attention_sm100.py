@@ -21,6 +21,7 @@ from tests.test_kernels.attention.attention_cases import (
     Case,
     Problem,
     growing_by_parts,
+    small_weights,
     unseen,
     with_pages_of_nan,
 )
@@ -183,6 +184,16 @@ def test_picks_every_column(
     assert torch.equal(out.cpu(), identity[chosen].to(dtype).unsqueeze(1))
     # The scale of a quantised row is 256 / 448, in float32.
     torch.testing.assert_close(lse.cpu(), torch.full((head_dim, 1), 256.0), rtol=1e-6, atol=0)
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("queries", [1, 140], ids=["decode", "prefill"])
+def test_small_weights_of_many_keys_count(queries: int, op_device: torch.device) -> None:
+    """Weights of less than 2^-21 of the largest are multiples of 2^-32 of it."""
+    problem = small_weights(queries, 1025)
+    out, _ = paged_attention(**on(op_device, problem.paged()))
+    expected, _ = problem.formula()
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=2.0**-6, atol=1e-6)
 
 
 # --- the running maximum ------------------------------------------------------------------------

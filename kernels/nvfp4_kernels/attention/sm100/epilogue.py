@@ -268,7 +268,7 @@ class Epilogue:
         """LSE of a row and the factor that normalises O; the sink counts except in a split."""
         row_max, row_sum = state.row_max, state.row_sum
         rescale = Float32(1.0)
-        unit = Float32(1 << self.tile.p_shift)
+        unit = Float32(1 << self.tile.p_shift(self.variant.dtype))
         if cutlass.const_expr(self.variant.sinks and not self.variant.split):
             sink = Array(result.sinks, shape=(1,)).load(head) * LOG2_E
             new_max = cute.arch.fmax(row_max, sink)

@@ -256,7 +256,7 @@ class Softmax:
         logits above 128 are undefined: ``maxima`` bounds the logits of emulated exponentials. P for
         a ``row_max`` of −∞ is always too large.
         """
-        overflow = fmax_reduce(sums) > Float32(self.tile.p_limit)
+        overflow = fmax_reduce(sums) > Float32(self.tile.p_limit(self.variant.dtype))
         if maxima:
             largest = fmax_reduce(maxima) * self._log2_scale(logits)
             overflow = overflow | (largest - row_max > Float32(self.tile.rescale_threshold))
@@ -274,7 +274,7 @@ class Softmax:
         return [tanh(score * (logits.scale / logits.soft_cap)) for score in scores]
 
     def _shift(self, row_max: Float32) -> Float32:
-        return Float32(self.tile.p_shift) - row_max
+        return Float32(self.tile.p_shift(self.variant.dtype)) - row_max
 
     def _exp_speculative(
         self, source: Int32, part: int, row_max: Float32, logits: LogitScaling

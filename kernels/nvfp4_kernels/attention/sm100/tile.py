@@ -314,15 +314,19 @@ class AttentionTile:
         """
         return EXP2[self.exp2_degree].error
 
-    @property
-    def p_limit(self) -> float:
+    def p_limit(self, dtype: Dtype) -> float:
         """Bound on sums of speculative P, above which P is recomputed; in E4M3, the maximum."""
-        return 448.0 if self.fp8 else 2.0**self.rescale_threshold
+        return 448.0 if self.fp8 else 2.0 ** (self.rescale_threshold + self.p_shift(dtype))
 
-    @property
-    def p_shift(self) -> int:
-        """Binary exponent of P's scale; P of a logit ``rescale_threshold`` above row_max is 256."""
-        return 4 if self.fp8 else 0
+    def p_shift(self, dtype: Dtype) -> int:
+        """Binary exponent of P's scale, with queries of ``dtype``.
+
+        P of a logit ``rescale_threshold`` above row_max is 2^8 in E4M3 and 2^15 in float16: a
+        larger scale could overflow, a smaller scale would flush more small P to zero.
+        """
+        if self.fp8:
+            return 4
+        return 7 if dtype == "float16" else 0
 
 
 @dataclass(frozen=True)

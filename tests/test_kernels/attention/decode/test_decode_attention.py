@@ -16,6 +16,7 @@ from tests.test_kernels.attention.attention_cases import (
     FP16,
     NO_PAGE,
     check_values,
+    small_weights,
     unseen,
     with_pages_of_nan,
 )
@@ -130,12 +131,7 @@ def test_bfloat16_queries_of_any_size(size: float, op_device: torch.device) -> N
 @FP8_TOO
 @ONE_SCHEDULE
 def test_small_weights_of_many_keys_count(fp8: bool, op_device: torch.device) -> None:
-    """The result is a sum of many values, with weights that float16 would flush to zero."""
-    problem = case(1025, query_heads=2, heads=1, dtype=FP16, fp8=fp8, scale=1.0).problem()
-    problem.q.zero_()[..., 0] = 1.0
-    k, v = torch.zeros(2, *problem.k.shape)
-    k[7], v[8:] = 48.0 if fp8 else 18.0, 256.0
-    problem = replace(problem, k=k.to(problem.k.dtype), v=v.to(problem.v.dtype))
+    problem = small_weights(1, 1025, fp8)
     out = decode_attention(**arguments(problem, op_device)).cpu()
     check_values(out, problem, torch.finfo(FP16).eps / 2)
     assert out.min() > 1e-3
