@@ -16,7 +16,7 @@ from nvfp4_kernels.attention.decode.kernels import DECODE_KERNELS, MAX_GROUP
 from nvfp4_kernels.attention.decode.kernels import HEAD_DIMS as DECODE_HEAD_DIMS
 from nvfp4_kernels.attention.kernels import HEAD_DIMS, PAGED_KERNELS
 from nvfp4_kernels.devices import device_family
-from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode, NoKernelError
+from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.attention import hopper
 from vllm_fp4_plugin.attention.cache import FP8_DTYPES
@@ -38,7 +38,7 @@ class Implementation:
         kernels: kernel table of the op that runs decodes and, if ``prefill`` is empty, prefills.
         head_dims: supported head sizes by device family and mode.
         sinks: whether layers may have attention sinks.
-        fp8_cache: whether the KV cache may be E4M3.
+        fp8_by_default: whether layers with an E4M3 cache are served without a request.
         max_group: largest qhead_per_kvhead; None: any number.
         prefill: name, for reports, of the kernel for prefills; empty: a kernel of ``kernels``.
         unsupported_reason: function that returns the reason why this installation cannot run the
@@ -50,7 +50,7 @@ class Implementation:
     kernels: KernelTable
     head_dims: Mapping[tuple[str, Mode], tuple[int, ...]]
     sinks: bool = True
-    fp8_cache: bool = True
+    fp8_by_default: bool = True
     max_group: int | None = None
     prefill: str = ""
     unsupported_reason: Callable[[], str] = lambda: ""
@@ -64,13 +64,8 @@ class Implementation:
         """Kernel for this device and cache dtype, batch-invariant if the user wants that.
 
         Raises:
-            NoKernelError: there is no such kernel, or it is not in use.
+            NoKernelError: there is no such kernel.
         """
-        if not self.fp8_cache and _mode(kv_cache_dtype) == "fp8_kv":
-            raise NoKernelError(
-                f"kv-cache-dtype is {kv_cache_dtype}, must be auto or the model's dtype: "
-                f"{self.prefill} has not been tested with our FP8 cache"
-            )
         wanted = batch_invariance.is_wanted()
         return self.kernels.select(current_device(), _mode(kv_cache_dtype), wanted)
 
@@ -91,9 +86,9 @@ DECODE = Implementation(
     HopperMetadataBuilder,
     DECODE_KERNELS,
     DECODE_HEAD_DIMS,
-    # FlashAttention's prefill beside our decode kernel has been tested with neither.
+    # FlashAttention's prefill beside our decode kernel has run on a GPU with neither.
     sinks=False,
-    fp8_cache=False,
+    fp8_by_default=False,
     max_group=MAX_GROUP,
     prefill=hopper.PREFILL,
     unsupported_reason=hopper.unsupported_reason,

@@ -100,6 +100,11 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         group = _group(model.model_arch_config, parallel)
         if group > ours.max_group:
             reasons.append(f"{group} query heads share a KV head, must be at most {ours.max_group}")
+    if not ours.fp8_by_default and cache.cache_dtype in FP8_DTYPES:
+        reasons.append(
+            "an FP8 KV cache has not run with it on a GPU of this kind; --attention-backend CUSTOM "
+            "asks for it"
+        )
     if not ours.sinks and _has_sinks(text):
         reasons.append("attention sinks are not supported on this device")
     if text.model_type in _LATENT:

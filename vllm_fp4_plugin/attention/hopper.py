@@ -1,7 +1,8 @@
 """Attention on sm_90: our kernel, or FlashAttention 3.
 
 Our kernel runs steps of one token per sequence, unless a sequence may read pages that another fills
-in the step, or the layer reads another layer's cache.
+in the step, or the layer reads another layer's cache. With an FP8 cache FlashAttention takes E4M3
+queries, our kernel 16-bit queries.
 """
 
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from nvfp4_kernels.attention.decode.kernels import MAX_GROUP
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
+from vllm_fp4_plugin.attention import cache
 from vllm_fp4_plugin.attention.errors import UnsupportedAttention
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.attention.metadata import (
@@ -103,7 +105,8 @@ class HopperAttentionImpl(PagedAttentionImpl):
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
         """Decode kernels, see ``warmup.AttentionLayer``; prefills need no kernel of ours."""
         name = dtype_name(dtype)
-        return decode_kernels(self.sizes, name, page_size=page_size, sms=sms)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"page_size": page_size, "fp8": self.is_fp8, "sms": sms}
+        return decode_kernels(self.sizes, name, **how)  # type: ignore[arg-type]
 
     def attend(
         self,
@@ -118,22 +121,25 @@ class HopperAttentionImpl(PagedAttentionImpl):
     ) -> None:
         assert nvfp4 is None, "Hopper's products take 16 bits"
         [part] = attn_metadata.parts
-        rows = part.tokens
+        rows, pages = part.tokens, cache.typed(kv_cache, fp8=self.is_fp8)
         if attn_metadata.stores_first or not self._decodes(part):
             self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
-            self._flash_attention(query[rows], kv_cache, part, output[rows])
+            self._flash_attention(layer, query[rows], pages, part, output[rows])
             return
+        k_scale, v_scale = self._scales(layer)
         decode_attention(
             query[rows],
             key[rows],
             value[rows],
-            kv_cache,
+            pages,
             part.block_table,
             part.seq_lens,
             attn_metadata.slot_mapping[rows],
             scale=self.scale,
             window=self.sliding_window,
             soft_cap=self.soft_cap,
+            k_scale=k_scale,
+            v_scale=v_scale,
             out=output[rows],
         )
 
@@ -142,10 +148,20 @@ class HopperAttentionImpl(PagedAttentionImpl):
         own = self.kv_sharing_target_layer_name is None
         return own and part.max_query_len == 1 and part.tokens.stop == len(part.seq_lens)
 
-    def _flash_attention(self, query: Tensor, kv_cache: Tensor, part: Part, out: Tensor) -> None:
+    def _flash_attention(
+        self, layer: Any, query: Tensor, pages: Tensor, part: Part, out: Tensor
+    ) -> None:
+        """Attend ``part`` by FlashAttention, whose queries are E4M3 if the cache is."""
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 
-        key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)
+        descales = {}
+        if self.is_fp8:
+            query = cache.quantized_queries(query, layer._q_scale)
+            each = len(part.seq_lens), self.num_kv_heads
+            descales = {
+                f"{x}_descale": getattr(layer, f"_{x}_scale").expand(each) for x in ("q", "k", "v")
+            }
+        key_cache, value_cache = pages.transpose(1, 2).chunk(2, dim=-1)
         window = (-1, -1) if self.sliding_window is None else (self.sliding_window - 1, 0)
         flash_attn_varlen_func(
             query,
@@ -162,4 +178,5 @@ class HopperAttentionImpl(PagedAttentionImpl):
             block_table=part.block_table,
             out=out,
             fa_version=3,
+            **descales,
         )

@@ -86,7 +86,7 @@ def build(
     dtype: DtypeOption = None,
     kv_cache: Annotated[
         CacheName | None,
-        typer.Option(help="What it holds, on sm_100: the model's dtype, FP8; else both."),
+        typer.Option(help="What it holds; else both, on sm_90 the model's dtype."),
     ] = None,
     block_size: Annotated[
         int | None,

@@ -4,7 +4,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
-from nvfp4_kernels.precompile.attention_sm100 import CACHES, attention_kernels, hands_over
+from nvfp4_kernels.precompile.attention_sm100 import (
+    CACHES,
+    Cache,
+    attention_kernels,
+    hands_over,
+)
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.fp8_rows_sm90 import norm_kernels as fp8_norm_kernels
@@ -104,18 +109,21 @@ def _sm90_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
             f"--activation: is {str(wanted.activation)!r}, must be fp8 or 16-bit for sm_90, whose "
             "activations are not NVFP4; leave it out for what the model says"
         )
-    for option, value in {"--terms": wanted.terms, "--kv-cache": wanted.kv_cache}.items():
-        if value is not None:
-            raise UnusableModel(
-                f"{option}: is {str(value)!r}, must not be given for sm_90, where no "
-                "kernel depends on it; leave it out"
-            )
+    if wanted.terms is not None:
+        raise UnusableModel(
+            f"--terms: is {str(wanted.terms)!r}, must not be given for sm_90, where no kernel "
+            "depends on it; leave it out"
+        )
     model, sms, specs = wanted.mixture.dense, wanted.sms, _sm90_linear_kernels(wanted)
     if wanted.batch_invariant:
         return specs  # all else is vLLM's
     if model.attention is not None:
         specs |= norm_rotary_kernels(model.hidden, model.attention, model.dtype)
-        specs |= decode_kernels(model.attention, model.dtype, page_size=wanted.page_size, sms=sms)
+        for cache in caches_of(wanted, CacheName.auto):  # FP8 is on request
+            specs |= decode_kernels(
+                model.attention, model.dtype, page_size=wanted.page_size, fp8=cache == "fp8",
+                sms=sms,
+            )  # fmt: skip
     for experts in wanted.mixture.experts:
         served = experts.served("sm_90", "16-bit", 1)
         specs |= _experts_kernels(served, "sm_90", wanted)
@@ -173,7 +181,7 @@ def _sm100_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
             served = experts.served("sm_100", activation, terms)
             specs |= _experts_kernels(served, "sm_100", wanted)
     if model.attention is not None:
-        caches = tuple(c for c in CACHES if wanted.kv_cache in (c, CacheName.both, None))
+        caches = caches_of(wanted, CacheName.both)
         specs |= rotary_store_kernels(
             model.attention, model.dtype, max_tokens=tokens, caches=caches,
             page_size=wanted.page_size, sms=sms,
@@ -184,6 +192,12 @@ def _sm100_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
                 quantized=quantized, rotates=True, batch_invariant=wanted.batch_invariant,
             )  # fmt: skip
     return specs
+
+
+def caches_of(wanted: Wanted, default: CacheName) -> tuple[Cache, ...]:
+    """Dtypes of the KV cache to build for; ``default``: without an option."""
+    name = wanted.kv_cache or default
+    return tuple(cache for cache in CACHES if name in (cache, CacheName.both))
 
 
 def _experts_kernels(experts: Experts, family: str, wanted: Wanted) -> dict[KernelSpec, list[str]]:

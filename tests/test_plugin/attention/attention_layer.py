@@ -41,6 +41,7 @@ class Model:
     cache_dtype: str = "auto"
     k_scale: float = 1.0
     v_scale: float = 1.0
+    q_scale: float = 1.0  # of FlashAttention's E4M3 queries
     page_size: int = 16
     layout: str = "LBHNC"
 
@@ -80,6 +81,7 @@ class Layer:
         from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
 
         self.model, self.disturb, self.device = model, disturb, device
+        self.rounds_queries: Callable[[], bool] = lambda: False  # to E4M3, in the last step
         self.random = torch.Generator().manual_seed(0)
         sinks = torch.randn(model.heads, generator=self.random) * 2 if model.sinks else None
         self.sinks = None if sinks is None else sinks.bfloat16()
@@ -96,8 +98,8 @@ class Layer:
         )
         # No layer names: with them the builder would compile kernels on a GPU.
         self.builder: Any = PagedAttentionBackend.get_builder_cls()(spec, [], CONFIG, device)
-        scales = torch.tensor([model.k_scale, model.v_scale], device=device)
-        self.scales = SimpleNamespace(_k_scale=scales[0], _v_scale=scales[1])
+        scales = torch.tensor([model.k_scale, model.v_scale, model.q_scale], device=device)
+        self.scales = SimpleNamespace(_k_scale=scales[0], _v_scale=scales[1], _q_scale=scales[2])
         dtype = torch.uint8 if model.cache_dtype == "fp8" else torch.bfloat16
         shape = (64, model.kv_heads, model.page_size, 2 * model.head_dim)
         self.kv_cache = pages_of(model.layout, shape, dtype, device)
@@ -164,7 +166,8 @@ class Layer:
         if model.cache_dtype == "fp8":
             k, v = rounded(k, model.k_scale), rounded(v, model.v_scale)
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-        logits = torch.einsum("qhd,khd->hqk", q.double(), k) * model.head_dim**-0.5
+        queries = rounded(q, model.q_scale) if self.rounds_queries() else q.double()
+        logits = torch.einsum("qhd,khd->hqk", queries, k) * model.head_dim**-0.5
         if model.soft_cap is not None:
             logits = model.soft_cap * (logits / model.soft_cap).tanh()
         position = torch.arange(len(k) - len(q), len(k))[:, None]

@@ -20,8 +20,18 @@ def flash_attn_varlen_func(
     block_table: Tensor,
     out: Tensor,
     fa_version: int,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> None:
-    """Write FlashAttention's result for a paged cache to ``out``, computed slowly in float64."""
+    """Write FlashAttention's result for a paged cache to ``out``, computed slowly in float64.
+
+    Of E4M3 queries, keys and values, each with a descale ``(sequences, Hkv)``.
+    """
+    descales = q_descale, k_descale, v_descale
+    assert {x.dtype for x in (q, k, v)} == {q.dtype}
+    assert all((x is not None) == (q.dtype == torch.float8_e4m3fn) for x in descales)
+    assert all(x is None or x.shape == (len(seqused_k), k.shape[2]) for x in descales)
     assert fa_version == 3
     assert causal
     starts = cu_seqlens_q.tolist()
@@ -33,6 +43,10 @@ def flash_attn_varlen_func(
         keys, values = (x[pages].flatten(0, 1)[:length].double() for x in (k, v))
         group = q.shape[1] // k.shape[2]
         keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
+        queries, keys, values = (
+            x if scale is None else x * scale[row].double().repeat_interleave(group)[:, None]
+            for x, scale in zip((queries, keys, values), descales, strict=True)
+        )
         logits = torch.einsum("qhd,khd->hqk", queries, keys) * softmax_scale
         if softcap:
             logits = softcap * (logits / softcap).tanh()

@@ -261,7 +261,7 @@ def test_needs_flash_attention_on_hopper(hopper: Any, monkeypatch: pytest.Monkey
         ),
         (
             _part("cache_config", cache_dtype="fp8"),
-            "kv-cache-dtype is fp8, must be auto or the model's dtype",
+            "an FP8 KV cache has not run with it on a GPU of this kind; --attention-backend CUSTOM",
         ),
         (
             _part("model_config", model_arch_config=_architecture(96, 4)),

@@ -23,6 +23,7 @@ from tests.test_plugin.attention.attention_layer import (
     furthest,
 )
 from tests.test_plugin.attention.flash_attention import flash_attn_varlen_func
+from vllm_fp4_plugin.attention import cache
 from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata, Part
 
 pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
@@ -72,6 +73,59 @@ def test_steps(model: Model, calls: Calls, op_device: torch.device) -> None:
     assert furthest(model, device=op_device) < BOUND
     # The last two steps are padded without sequences, as where vLLM replays piecewise graphs.
     assert calls.names == ["flash", "ours", "flash", "flash", "flash", "flash"]
+
+
+FP8 = Model(head_dim=64, cache_dtype="fp8", k_scale=0.02, v_scale=0.03, q_scale=0.05)
+FP8_CASES = {
+    "gqa": FP8,
+    "groups of 16, head_dim 128": replace(FP8, heads=16, kv_heads=1, head_dim=128),
+    "head_dim 256": replace(FP8, head_dim=256),
+    "window, soft cap, page of 32": replace(FP8, window=20, soft_cap=2.0, page_size=32),
+    **{f"layout {name}": replace(FP8, layout=name) for name in LAYOUTS},
+}
+
+
+@pytest.mark.parametrize("model", FP8_CASES.values(), ids=FP8_CASES)
+def test_fp8_steps(model: Model, calls: Calls, op_device: torch.device) -> None:
+    """FlashAttention takes E4M3 queries, our kernel queries as they are."""
+    layer = Layer(model, device=op_device)
+    layer.rounds_queries = lambda: calls.names[-1] == "flash"
+    a, b = Sequence(), Sequence()
+    for batch in ([(a, 37), (b, 20)], [(a, 1), (b, 1)], [(a, 2), (b, 1)]):
+        output, expected = layer.step(batch)
+        assert (output - expected).abs().max() < BOUND
+    assert calls.names == ["flash", "ours", "flash"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "tokens"),
+    [("_q_scale", 2), ("_k_scale", 1), ("_k_scale", 2), ("_v_scale", 1), ("_v_scale", 2)],
+)
+def test_a_wrong_fp8_scale_is_noticed(
+    scale: str, tokens: int, calls: Calls, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutant: FlashAttention or, where ``tokens`` is 1, our kernel reads another scale."""
+    layer = Layer(FP8, device=op_device)
+    layer.rounds_queries = lambda: calls.names[-1] == "flash"
+    layer.step([(a := Sequence(), 37)])
+    descaled = vars(layer.scales) | {scale: getattr(layer.scales, scale) * 4}
+    exact, flash = layer.impl.attend, layer.impl._flash_attention
+
+    def attend(layer: Any, *rest: Any) -> None:
+        exact(SimpleNamespace(**descaled), *rest)
+
+    def attend_by_flash(layer: Any, query: Tensor, *rest: Any) -> None:
+        flash(SimpleNamespace(**descaled), query, *rest)
+
+    if tokens == 1:
+        monkeypatch.setattr(layer.impl, "attend", attend)
+    else:
+        monkeypatch.setattr(layer.impl, "_flash_attention", attend_by_flash)
+    if scale == "_q_scale":  # queries are quantised with the right scale
+        quantized = cache.quantized_queries
+        monkeypatch.setattr(cache, "quantized_queries", lambda q, s: quantized(q, s / 4))
+    output, expected = layer.step([(a, tokens)])
+    assert (output - expected).abs().max() > WRONG
 
 
 def pad_a_sequence(common: Any) -> None:
