@@ -62,7 +62,7 @@ def measure(
     than 20 % off the 16-bit weight or 3 % larger or smaller (NVFP4 rounds by 8 to 10 %), or if the
     variant diverges more than 3 times as far as a yardstick: the 16-bit model with the same tensors
     rounded to NVFP4 and back, served as `rounded-weights` and `rounded-both`. A variant that rounds
-    nothing may diverge no further than `rounded-weights`.
+    nothing may diverge no further than `rounded-weights`, one with FP8 activations twice as far.
     """
     _start()
     from examples.accuracy.run import Options

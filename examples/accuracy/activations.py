@@ -1,10 +1,12 @@
-"""Rounding of the inputs of a served 16-bit model's linears to sums of NVFP4 terms and back."""
+"""Rounding of the inputs of a served 16-bit model's linears to NVFP4 terms or E4M3 and back."""
 
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from examples.accuracy.variants import InputFormat
+from nvfp4_kernels.formats.fp8_rows import from_rows, quantize_fp8, token_scales
 from nvfp4_kernels.formats.nvfp4 import row_global_scales
 from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 
@@ -16,11 +18,11 @@ class ActivationRounder:
 
     rounding: list[RemovableHandle] | None = None
 
-    def round_activations(self, terms: int = 1) -> int:
-        """Round the inputs of all linears in layers to ``terms`` NVFP4 terms from now on.
+    def round_activations(self, input_format: InputFormat = 1) -> int:
+        """Round the inputs of all linears in layers to ``input_format`` from now on.
 
-        The global scale is per token. An earlier call's hooks are removed. In a dense model, the
-        linears in layers are those that the quantising tool selects.
+        The scale is per token. An earlier call's hooks are removed. In a dense model, the linears
+        in layers are those that the quantising tool selects.
 
         Returns:
             Number of linears with rounded inputs.
@@ -36,14 +38,14 @@ class ActivationRounder:
             )
         for hook in self.rounding or ():
             hook.remove()
-        self.rounding = round_inputs(self.model_runner.model, LinearBase, terms)
+        self.rounding = round_inputs(self.model_runner.model, LinearBase, input_format)
         return len(self.rounding)
 
 
 def round_inputs(
-    model: nn.Module, linear: type[nn.Module], terms: int = 1
+    model: nn.Module, linear: type[nn.Module], input_format: InputFormat = 1
 ) -> list[RemovableHandle]:
-    """Round the input of every ``linear`` in the layers of ``model`` to ``terms`` NVFP4 terms.
+    """Round the input of every ``linear`` in the layers of ``model`` to ``input_format``.
 
     Layers are the members of ``nn.ModuleList``. Returns the handles of the hooks, one per linear.
     """
@@ -53,16 +55,20 @@ def round_inputs(
 
     def round_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x, *others = args
-        return (rounded(x, terms), *others)
+        return (rounded(x, input_format), *others)
 
     return [module.register_forward_pre_hook(round_input) for module in chosen]
 
 
-def rounded(x: Tensor, terms: int = 1) -> Tensor:
-    """Round ``x`` ``(…, tokens, K)`` to a sum of ``terms`` NVFP4 terms.
+def rounded(x: Tensor, input_format: InputFormat = 1) -> Tensor:
+    """Round ``x`` ``(…, tokens, K)`` to a sum of NVFP4 terms, or to E4M3.
 
-    The global scale is per token. Returns a tensor of ``x``'s shape and dtype.
+    The scale, of E4M3 or of all terms, is per token. Returns a tensor of ``x``'s shape and dtype.
     """
-    scale = row_global_scales(x)
-    data, scales = quantize_terms(x, scale, terms)
-    return (decode_terms(data, scales, terms) * scale[..., None]).to(x.dtype)
+    if input_format == "fp8":
+        scale = token_scales(x)
+        values = from_rows(quantize_fp8(x, scale), x.shape[-1]).float()
+    else:
+        scale = row_global_scales(x)
+        values = decode_terms(*quantize_terms(x, scale, input_format), input_format)
+    return (values * scale[..., None]).to(x.dtype)

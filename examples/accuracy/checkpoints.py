@@ -50,7 +50,7 @@ def checkpoint_of(
         QuantizeError, QuantizerError: the checkpoint cannot be made.
         ValueError: the variant needs a calibration text, and there is none.
     """
-    if variant.input_terms is not None:
+    if variant.input_format is not None:
         stage = cache.stage(
             "files-rounded",
             {"model": fingerprint(model)},

@@ -49,8 +49,8 @@ class Comparison:
         reference = self._reference()
         if reference is None or not variants:
             return
-        self._yardsticks(reference, [v for v in variants if v.input_terms])
-        for variant in (v for v in variants if v.input_terms is None):
+        self._yardsticks(reference, [v for v in variants if v.input_format])
+        for variant in (v for v in variants if v.input_format is None):
             result = self._result(variant)
             if variant.needs_gpu and not self.gpu:
                 result.errors.append("vLLM has kernels for it on GPUs alone; measure it on one")
@@ -78,7 +78,7 @@ class Comparison:
         first, *rest = results = [self._result(variant) for variant in variants]
         with self._failing(first, variants[0]), self._at_server(first, variants[0]) as server:
             for variant, result in zip(variants, results, strict=True):
-                _keep(result, server.windows(reference, variant.input_terms or 0))
+                _keep(result, server.windows(reference, variant.input_format or 0))
         for result in rest:
             result.checkpoint = first.checkpoint
         self.results.write(self.file)

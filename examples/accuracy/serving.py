@@ -15,7 +15,7 @@ import numpy as np
 from examples.accuracy.distributions import DistributionError, Windows, measure_windows
 from examples.accuracy.extension import EXTENSION, call
 from examples.accuracy.harness import SERVER_ENVIRONMENT, TaskScore, score
-from examples.accuracy.variants import Variant
+from examples.accuracy.variants import InputFormat, Variant
 from examples.completions import connect
 from examples.engine_log import kernel_lines
 from examples.server import ENVIRONMENT, MODEL_NAME, Server, free_port, running, vllm_command
@@ -110,11 +110,11 @@ class AtServer:
     content: str
     start: Callable[[], Server]
 
-    def windows(self, reference: Stage | None, input_terms: int = 0) -> Stage:
+    def windows(self, reference: Stage | None, input_format: InputFormat = 0) -> Stage:
         """Measure the text's windows, compared with ``reference``; None: this is the reference.
 
-        If ``input_terms`` is not 0, the server rounds activations to that number of NVFP4 terms
-        from now on. ``windows_of`` reads the returned stage.
+        If ``input_format`` is not 0, the server rounds activations to that format from now on.
+        ``windows_of`` reads the returned stage.
 
         Raises:
             DistributionError, ValueError, httpx.HTTPError: as ``measure_windows``.
@@ -129,8 +129,8 @@ class AtServer:
 
         def make(folder: Path) -> None:
             server = self.start()
-            if input_terms:
-                _round_activations(server, input_terms)
+            if input_format:
+                _round_activations(server, input_format)
             beside = reference.folder if reference else None
             found = measure_windows(server.url, settings.windows, beside, folder, on_window)
             log = server.log.read_text(encoding="utf-8", errors="replace")
@@ -140,11 +140,11 @@ class AtServer:
         inputs = {
             "windows": hashlib.sha256(settings.windows.tobytes()).hexdigest(),
             "reference": reference.content if reference else "",
-            "input_terms": input_terms,
+            "input_format": input_format,
         }
         files = ("recorder", "activations", "divergence", "distributions")
         code = [HERE / f"{file}.py" for file in files]
-        suffix = f"-terms-{input_terms}" if input_terms else ""
+        suffix = f"-inputs-{input_format}" if input_format else ""
         return self._stage(f"{name}-windows{suffix}", inputs, code, make)
 
     def scores(self) -> list[TaskScore]:
@@ -189,9 +189,9 @@ class AtServer:
         return self.bench.stages.stage(name, {**served, **inputs}, code, make)
 
 
-def _round_activations(server: Server, terms: int) -> None:
+def _round_activations(server: Server, input_format: InputFormat) -> None:
     with connect(server.url) as client:
-        linears = [int(number) for number in call(client, "round_activations", terms)]
+        linears = [int(number) for number in call(client, "round_activations", input_format)]
     if not all(linears):
         raise DistributionError(
             f"round_activations: found {linears} linears in the layers of vLLM's model, must be "

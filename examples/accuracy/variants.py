@@ -12,7 +12,9 @@ REFERENCE = "bf16"
 ROUNDED_WEIGHTS, ROUNDED_BOTH = YARDSTICKS = ("rounded-weights", "rounded-both")
 
 # Tensors that a variant keeps in NVFP4, or in another format of less than 16 bits.
-Rounds = Literal["nothing", "weights", "weights and activations"]
+Rounds = Literal["nothing", "weights", "weights and activations", "weights, activations to FP8"]
+# Format that inputs of linears are rounded to: a number of NVFP4 terms, or E4M3 ("fp8").
+InputFormat = int | Literal["fp8"]
 
 
 class BadVariant(ValueError):
@@ -33,8 +35,8 @@ class Variant:
         checkpoint: folder of the files, if supplied by the user.
         options: further options of ``vllm serve``.
         needs_gpu: whether vLLM supports the variant only on GPUs.
-        input_terms: number of NVFP4 terms that a yardstick's activations are rounded to; 0: no
-            rounding; None: the variant is not a yardstick.
+        input_format: format that a yardstick's activations are rounded to; 0: no rounding; None:
+            the variant is not a yardstick.
     """
 
     name: str
@@ -46,10 +48,11 @@ class Variant:
     checkpoint: Path | None = None
     options: tuple[str, ...] = ()
     needs_gpu: bool = False
-    input_terms: int | None = None
+    input_format: InputFormat | None = None
 
 
 _BOTH: Rounds = "weights and activations"
+_TO_FP8: Rounds = "weights, activations to FP8"
 _MODELOPT = ("--format", "modelopt")
 _FP8_KV = ("--kv-cache-dtype", "fp8")
 _UNFUSED = (
@@ -73,9 +76,17 @@ def _terms(terms: int) -> Variant:
     )  # fmt: skip
 
 
-def _yardstick(name: str, title: str, rounds: Rounds, input_terms: int) -> Variant:
+def _fp8(name: str, title: str, calibrated: bool) -> Variant:
+    option = '{"nvfp4_tc": {"activation": "fp8"}}'
+    return Variant(
+        name, f"ModelOpt files, {title}", _TO_FP8, tool=_MODELOPT, calibrated=calibrated,
+        options=("--additional-config", option),
+    )  # fmt: skip
+
+
+def _yardstick(name: str, title: str, rounds: Rounds, input_format: InputFormat) -> Variant:
     eager = ("--enforce-eager",)  # otherwise the hooks on its layers would not run
-    return Variant(name, title, rounds, method=None, options=eager, input_terms=input_terms)
+    return Variant(name, title, rounds, method=None, options=eager, input_format=input_format)
 
 
 def _rounded_terms(terms: int) -> Variant:
@@ -99,6 +110,8 @@ def known_variants(vllm_attention: str) -> dict[str, Variant]:
                 tool=("--format", "compressed-tensors")),
         Variant("nvfp4-tc-w4a16", "ModelOpt files, weights only", "weights", tool=_MODELOPT,
                 calibrated=False),
+        _fp8("nvfp4-tc-fp8", "FP8 activations, calibrated", calibrated=True),
+        _fp8("nvfp4-tc-fp8-per-token", "FP8 activations, a scale per token", calibrated=False),
         Variant("nvfp4-tc-fp8-kv", "ModelOpt files, FP8 KV cache", _BOTH,
                 tool=(*_MODELOPT, "--kv-cache-scheme", "fp8"), options=_FP8_KV),
         Variant("nvfp4-tc-vllm-attention", f"ModelOpt files, {vllm_attention}", _BOTH,
@@ -109,6 +122,7 @@ def known_variants(vllm_attention: str) -> dict[str, Variant]:
         _online("nvfp4-tc-online-sweep", "sweep"),
         _online("nvfp4-tc-online-four-over-six", "four-over-six"),
         *(_terms(terms) for terms in (2, 3)),
+        _yardstick("rounded-fp8", "weights rounded, activations to FP8", _TO_FP8, "fp8"),
         *(_rounded_terms(terms) for terms in range(2, MAX_TERMS + 1)),
         # vLLM's loader applies one of the scales of q/k/v, and of gate/up, to all.
         Variant("modelopt", "ModelOpt files, vLLM's own kernels", _BOTH, needs_gpu=True,
@@ -128,7 +142,7 @@ DEFAULT_GPU = (
 def yardsticks() -> tuple[Variant, Variant]:
     """16-bit models with weights, or weights and activations, rounded to NVFP4 and back.
 
-    All yardsticks, with any number of terms, are served from the same files, one after the other.
+    All yardsticks are served from the same files, one after the other.
     """
     return (
         _yardstick(ROUNDED_WEIGHTS, "weights rounded", "weights", 0),

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from examples.accuracy.weight_error import WeightError, weight_errors
 from examples.perplexity import Interval
 from tests import tiny_llama
 from tests.test_examples.broken_checkpoints import share_largest_scale, swizzle_scales
+from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 
@@ -175,9 +177,20 @@ def test_known_variants_are_made_and_served_by_their_names():
     assert known["nvfp4-tc-online-sweep"].tool is None
     terms = json.loads(known["nvfp4-tc-terms-3"].options[1])
     assert terms == {"nvfp4_tc": {"activation_terms": 3}}
-    assert [known[f"rounded-terms-{n}"].input_terms for n in (2, 3)] == [2, 3]
+    assert [known[f"rounded-terms-{n}"].input_format for n in (2, 3)] == [2, 3]
+    assert known["rounded-fp8"].input_format == "fp8"
     assert not known["nvfp4-tc-w4a16"].calibrated
     assert known["modelopt"].tool[-1] == "--shared-fused-scale"
+
+
+def test_fp8_is_served_from_the_files_of_the_other_arithmetics():
+    known = known_variants("CPU_ATTN")
+    for name, other in (("nvfp4-tc-fp8", "nvfp4-tc"), ("nvfp4-tc-fp8-per-token", "nvfp4-tc-w4a16")):
+        variant, twin = known[name], known[other]
+        assert (variant.tool, variant.calibrated) == (twin.tool, twin.calibrated)
+        assert json.loads(variant.options[1]) == {"nvfp4_tc": {"activation": "fp8"}}
+        assert Options.parse(json.loads(variant.options[1])["nvfp4_tc"]).activation == "fp8"
+        assert twin.options == ()
 
 
 def test_own_checkpoint_is_served_by_nvfp4_tc_unless_said(bf16):
@@ -253,7 +266,12 @@ YARDSTICKS = {
 
 @pytest.mark.parametrize(
     ("rounds", "limit"),
-    [("nothing", 0.01), ("weights", 0.03), ("weights and activations", 0.06)],
+    [
+        ("nothing", 0.01),
+        ("weights", 0.03),
+        ("weights and activations", 0.06),
+        ("weights, activations to FP8", 0.02),
+    ],
 )
 def test_divergence_is_judged_by_what_is_rounded(rounds, limit):
     kl = Interval(1.2 * limit, 1.01 * limit, 1.4 * limit)
@@ -298,15 +316,27 @@ def test_rounded_activations_are_those_of_the_format():
     assert torch.equal(rounded(grid), grid)
 
 
-def test_inputs_of_the_layers_are_rounded_and_no_others():
+def test_fp8_activations_are_those_of_the_format():
+    x = torch.randn(5, 70, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = rounded(x, "fp8")
+    assert (found.shape, found.dtype) == (x.shape, x.dtype)
+    scale = x.float().abs().amax(-1, keepdim=True) / 448
+    direct = (x.double() / scale).numpy().astype(ml_dtypes.float8_e4m3fn).astype(float)
+    np.testing.assert_allclose(found.double(), direct * scale.numpy(), rtol=2**-8)  # bfloat16
+    assert torch.equal(rounded(x[2:3] * 2.0**20, "fp8"), found[2:3] * 2.0**20)  # a scale per token
+
+
+@pytest.mark.parametrize("input_format", [1, 2, "fp8"])
+def test_inputs_of_the_layers_are_rounded_and_no_others(input_format):
     torch.manual_seed(0)
     layer = nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 32))
     model = nn.ModuleDict({"layers": nn.ModuleList([layer]), "head": nn.Linear(32, 8)})
     x = torch.randn(3, 32)
     before = model["head"](x)
     first, _, second = layer
-    expected = second(rounded(nn.functional.silu(first(rounded(x)))))
-    hooks = round_inputs(model, nn.Linear)
+    inner = nn.functional.silu(first(rounded(x, input_format)))
+    expected = second(rounded(inner, input_format))
+    hooks = round_inputs(model, nn.Linear, input_format)
     assert len(hooks) == 2
     assert torch.equal(layer(x), expected)
     assert torch.equal(model["head"](x), before)

@@ -40,7 +40,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(bf16, text, tmp_path_factory):
-    """Exit status, results and output for one right variant and two wrong variants."""
+    """Exit status, results and output for two right variants and two wrong variants."""
     folder = tmp_path_factory.mktemp("accuracy")
     # Forks start faster; test_serve starts a server as users do.
     monkeypatch = pytest.MonkeyPatch()
@@ -55,7 +55,8 @@ def measured(bf16, text, tmp_path_factory):
     shared = share_largest_scale(right, folder / "shared")
     result = CliRunner().invoke(app, [
         "measure", str(bf16), "--text", str(text), "--out", str(folder / "out"),
-        "--variants", f"right={right},swizzled={swizzled},shared={shared}",
+        "--variants", f"right={right},swizzled={swizzled},shared={shared},nvfp4-tc-fp8,rounded-fp8",
+        "--calibrate", str(calibration),
         "--windows", str(WINDOWS), "--window-length", str(LENGTH),
         "--server-options", "--max-num-seqs 2",
     ])  # fmt: skip
@@ -69,12 +70,25 @@ def test_wrong_variants_are_flagged_and_right_ones_are_not(measured):
     result, variants = measured
     assert result.exit_code == 1
     assert all(not v["errors"] for v in variants.values()), result.output
-    assert variants["right"]["flags"] == []
-    assert any("nvfp4-tc: " in line for line in variants["right"]["kernels"])
+    for name in ("right", "nvfp4-tc-fp8"):
+        assert variants[name]["flags"] == []
+        assert any("nvfp4-tc: " in line for line in variants[name]["kernels"])
     for name in ("swizzled", "shared"):
         weights, served = variants[name]["flags"]  # each rule finds it
         assert "weights have wrong scales" in weights
         assert "times that of rounded-both" in served
+
+
+@pytest.mark.slow
+def test_fp8_activations_are_served_and_cost_less_than_nvfp4_ones(measured):
+    _, variants = measured
+    kernels = variants["nvfp4-tc-fp8"]["kernels"]
+    assert any("W4A8 static" in line for line in kernels)
+    assert not any("W4A4" in line or "W4A16" in line for line in kernels)
+    kl = {name: variant["figures"]["kl"]["estimate"] for name, variant in variants.items()}
+    between = (kl["rounded-weights"] + kl["rounded-both"]) / 2
+    assert kl["rounded-fp8"] < between
+    assert kl["nvfp4-tc-fp8"] < between
 
 
 @pytest.mark.slow

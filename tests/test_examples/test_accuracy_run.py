@@ -116,12 +116,12 @@ def test_figures_are_those_of_the_distributions(measure, variant, tmp_path):
     assert near["kernels"] == ["nvfp4-tc: o_proj ×1: gemm/reference (cpu)"]
 
 
-def test_terms_are_measured_beside_the_yardsticks(measure, started):
-    result, fields = measure("rounded-terms-2", "rounded-terms-3")
+def test_other_activations_are_measured_beside_the_yardsticks(measure, started):
+    result, fields = measure("rounded-terms-2", "rounded-fp8", "rounded-terms-3")
     assert result.exit_code == 0, result.output
     assert names(started) == ["bf16", "rounded"]
-    _, weights, both, two, three = (np.mean(v["windows"]["kl"]) for v in fields["variants"])
-    assert weights < three < two < both
+    _, weights, both, two, fp8, three = (np.mean(v["windows"]["kl"]) for v in fields["variants"])
+    assert weights < three < two < fp8 < both
 
 
 def test_second_run_starts_no_server(measure, variant, started):

@@ -11,13 +11,9 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.linear import LinearMethodBase
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.device.row_vectors.tile import VECTOR
-from nvfp4_kernels.device.row_vectors.tile import longest_row as fp8_longest_row
-from nvfp4_kernels.device.rowwise.tile import longest_row
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.dispatch import KernelTable
-from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
-from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
+from nvfp4_kernels.gemm.arguments import A16_DTYPES
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import batch_invariance
@@ -29,7 +25,7 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.fusion import attention
 from vllm_fp4_plugin.fusion import gate_up as fused_mlp
 from vllm_fp4_plugin.fusion.match_norm import NormMatch
-from vllm_fp4_plugin.linear import fusions
+from vllm_fp4_plugin.linear import fusions, limits
 from vllm_fp4_plugin.linear.folded_weight import folded_weight, why_not
 from vllm_fp4_plugin.ops.linear import linear
 from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced, operand, shaped
@@ -94,23 +90,7 @@ class Nvfp4LinearBase(LinearMethodBase):
             BatchInvarianceRefused: see ``batch_invariance.check_terms``.
         """
         completeness.check_load_format(get_current_vllm_config().load_config.load_format)
-        if params_dtype not in A16_DTYPES:
-            raise UnsupportedCheckpoint(
-                f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "
-                "serve with --dtype bfloat16"
-            )
-        if layer.input_size % BLOCK_SIZE:
-            raise UnsupportedCheckpoint(
-                f"{self.prefix}: K is {layer.input_size}, must be a multiple of {BLOCK_SIZE}; "
-                "leave the layer unquantised: of a 16-bit checkpoint with nvfp4_tc.ignore"
-            )
-        if input_size_per_partition % BLOCK_SIZE:
-            raise UnsupportedCheckpoint(
-                f"{self.prefix}: K is {layer.input_size}, which tensor parallelism of "
-                f"{layer.tp_size} cuts into {input_size_per_partition}; each part must be a "
-                f"multiple of {BLOCK_SIZE}; use a smaller --tensor-parallel-size or leave the "
-                "layer unquantised"
-            )
+        limits.check_layer(self.prefix, layer, input_size_per_partition, params_dtype)
         unfused = fused_mlp.unsupported_reason(layer, self.prefix, self.options)
         self._owners = fused_mlp.builders(layer)
         return self._plan(
@@ -212,30 +192,13 @@ class Nvfp4LinearBase(LinearMethodBase):
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
         kernel, quantizer, activation, terms, why = self.choose(table)
         batch_invariance.check_terms(self.prefix, terms, kernel.arch)
-        if activation == "static" and self.prefix.endswith(".kv_b_proj"):
-            raise UnsupportedCheckpoint(
-                f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
-                "alone; quantise the model with kv_b_proj excluded"
-            )
-        is_fp8 = kernel.mode == "w4a8"
-        longest = fp8_longest_row(words=VECTOR // 2) if is_fp8 else longest_row(BLOCK_SIZE // 2)
-        if kernel.arch != "cpu" and activation == "per-token" and k > longest:
-            raise UnsupportedCheckpoint(
-                f"{self.prefix}: K is {k} on each rank, must be at most {longest} on {kernel.arch} "
-                "for a scale per token; use a larger --tensor-parallel-size, or leave the layer "
-                "unquantised"
-            )
-        if kernel.arch != "cpu" and len(sizes) > MAX_SHARDS:
-            raise UnsupportedCheckpoint(
-                f"{self.prefix}: joins {len(sizes)} projections, must join at most {MAX_SHARDS} on "
-                f"{kernel.arch}; leave the layer unquantised"
-            )
+        limits.check_kernel(self.prefix, kernel, activation, k, sizes)
         reason = "; ".join(filter(None, (self.reason, why, unfused, handed_over)))
         taken = 0 if self._consumer is None else self._consumer.quant_method.plan.terms
         plan = LinearPlan(kernel, quantizer, activation, terms, sizes, k, gate_up, reason, taken)
         self.startup.report.add(self._record(plan))
         self.startup.require_kernels(self.prefix, product_of(layer, plan, dtype))
-        kept = filter(None, (*plan.targets, handed_over, "w4a8" if is_fp8 else ""))
+        kept = filter(None, (*plan.targets, handed_over, "w4a8" if plan.is_fp8 else ""))
         hash_kernels(get_current_vllm_config(), kept, plan.terms, self.options)
         return plan
 

@@ -8,6 +8,8 @@
 | tiles, wide tiles | a routing, and the operand of the first or the second product |
 | scaled tiles | the same as tiles, with a row scale |
 | tile rows | a routing, and 16-bit rows in tiles: the first product's result, not quantised |
+| FP8 tiles, wide FP8 tiles | a routing, E4M3 rows in tiles, and their row scale or None |
+| scaled FP8 tiles | the same as FP8 tiles, with a row scale |
 | results | a routing, and the second product's result |
 """
 
@@ -20,9 +22,10 @@ from torch import Tensor
 
 import nvfp4_kernels as ops
 from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.formats.folded import to_folded
 from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import quantize_weight
-from nvfp4_kernels.formats.output import Output
+from nvfp4_kernels.formats.output import Fp8Output, Output
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.moe.routing import Routing
 from tests.test_kernels.chains.stage import Stage, Value
@@ -68,10 +71,23 @@ def new_tile_rows() -> Value:
     return routing, torch.randn(*routing.slots.shape, HIDDEN).bfloat16()
 
 
+def new_fp8_tiles(is_scaled: bool) -> Value:
+    """E4M3 tokens in tiles, by the reference; ``is_scaled``: with a scale per token."""
+    from nvfp4_kernels.moe.dispatch.call import DispatchCall
+    from nvfp4_kernels.moe.dispatch.reference import moe_dispatch
+
+    return fp8_parts(moe_dispatch(DispatchCall(new_tokens(), new_routing(), fp8(is_scaled))))
+
+
 NVFP4_GIVEN: dict[str, Callable[[], Value]] = {
     "tiles": new_tiles, "wide tiles": new_tiles, "scaled tiles": new_scaled_tiles
 }  # fmt: skip
 FLOAT_GIVEN: dict[str, Callable[[], Value]] = {"tiles": new_tile_rows, "wide tiles": new_tile_rows}
+FP8_GIVEN: dict[str, Callable[[], Value]] = {
+    "FP8 tiles": partial(new_fp8_tiles, False),
+    "wide FP8 tiles": partial(new_fp8_tiles, False),
+    "scaled FP8 tiles": partial(new_fp8_tiles, True),
+}
 GIVEN: dict[str, Callable[[], Value]] = {
     "choices": new_choices,
     "routing": new_routing,
@@ -86,6 +102,11 @@ def scale() -> Tensor:
     return torch.tensor(0.01)
 
 
+def fp8(is_scaled: bool) -> Fp8Output:
+    """E4M3 with a scale per token, or a static scale."""
+    return ops.PerTokenFp8() if is_scaled else ops.StaticFp8(scale())
+
+
 @cache
 def weight(gated: bool, fragments: bool) -> tuple[Tensor, Tensor]:
     """Data and scales of the weights of all experts, which are equal."""
@@ -95,6 +116,17 @@ def weight(gated: bool, fragments: bool) -> tuple[Tensor, Tensor]:
     batch = (EXPERTS, 2) if gated else (EXPERTS,)
     data, scales = (part.expand(*batch, *part.shape).contiguous() for part in parts)
     return data, scales
+
+
+@cache
+def folded(gated: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Data, scales and alpha of the folded weights of all experts, which are equal."""
+    one = quantize_weight(torch.randn(HIDDEN, HIDDEN))
+    made = to_folded(one.data, one.scales)
+    batch = (EXPERTS, 2) if gated else (EXPERTS,)
+    parts = made.data, made.scales, made.row_scale
+    data, scales, alpha = (part.expand(*batch, *part.shape).contiguous() for part in parts)
+    return data, scales, alpha
 
 
 def routed(choices: Tensor) -> tuple[Value, ...]:
@@ -108,10 +140,15 @@ def parts(found: ops.Dispatched) -> Value:
     return (found.routing, *(part for part in tiles if part is not None))
 
 
+def fp8_parts(found: ops.Dispatched) -> Value:
+    """A routing, and the E4M3 operand of a product."""
+    return found.routing, found.data, found.row_scale
+
+
 def entered(output: Output, routing: Routing | None, tokens: Tensor | None) -> tuple[Value, ...]:
     """Tokens permuted into the tiles of a routing; missing inputs are made here."""
     tokens = new_tokens() if tokens is None else tokens
-    return (parts(ops.moe_dispatch(tokens, routing or new_routing(), output)),)
+    return (_parts_of(output)(ops.moe_dispatch(tokens, routing or new_routing(), output)),)
 
 
 def routed_and_entered(
@@ -121,19 +158,23 @@ def routed_and_entered(
     tokens = new_tokens() if tokens is None else tokens
     choices = new_choices() if choices is None else choices
     source = ops.Ids(choices, EXPERTS, TILE_TOKENS, expert_map())
-    return (parts(ops.moe_dispatch(tokens, source, output)),)
+    return (_parts_of(output)(ops.moe_dispatch(tokens, source, output)),)
 
 
 def chosen_and_entered(output: Output, tokens: Tensor) -> tuple[Value, ...]:
     """Tokens permuted into tiles by a dispatch that also chooses experts; logits are random."""
     logits, router = torch.randn(TOKENS, ALL_EXPERTS), ops.Router(TOP_K)
     source = ops.Logits(logits, router, EXPERTS, TILE_TOKENS, expert_map())
-    return (parts(ops.moe_dispatch(tokens, source, output)),)
+    return (_parts_of(output)(ops.moe_dispatch(tokens, source, output)),)
 
 
-def requantized(rows: Value) -> tuple[Value, ...]:
+def _parts_of(output: Output) -> Callable[[ops.Dispatched], Value]:
+    return fp8_parts if isinstance(output, Fp8Output) else parts
+
+
+def requantized(output: Output, rows: Value) -> tuple[Value, ...]:
     """Rows in tiles, quantised with a scale per row."""
-    return entered(ops.PerToken(), *rows)
+    return entered(output, *rows)
 
 
 def product(
@@ -158,6 +199,20 @@ def product(
     return ((routing, *(part for part in found if part is not None)),)
 
 
+def fp8_product(gated: bool, quantized: bool, early: bool, tiles: Value) -> tuple[Value, ...]:
+    """Launch a grouped product of E4M3 rows on sm_90; ``early``: as for ``product``."""
+    from nvfp4_kernels.gemm.sm90.launch_grouped import grouped_gemm
+
+    routing, a, row_scale = tiles
+    output = ops.StaticFp8(torch.full((EXPERTS,), 0.01)) if quantized else None
+    call = GroupedGemmCall(
+        a, None, routing.groups, *folded(gated), row_scale, None, HIDDEN, SILU if gated else None,
+        torch.bfloat16, output=output, routed_before=early,
+    )  # fmt: skip
+    out, _ = grouped_gemm(call, gated=gated)
+    return ((routing, out, *([None] if quantized else [])),)
+
+
 def combined(results: Value) -> tuple[Value, ...]:
     """Result of ``moe_combine``."""
     routing, y = results
@@ -178,10 +233,10 @@ def _entering(op: str, output: Output, gives: str = "tiles") -> list[Stage]:
     ]
 
 
-def _choosing(op: str, output: Output) -> Stage:
+def _choosing(op: str, output: Output, gives: str = "tiles") -> Stage:
     """Stage of an op that chooses experts and permutes tokens, after the preceding layer."""
     run = partial(chosen_and_entered, output)
-    return Stage(f"{op}, tokens", "moe_dispatch of logits", "tokens", ("tiles",), run)
+    return Stage(f"{op}, tokens", "moe_dispatch of logits", "tokens", (gives,), run)
 
 
 def _products(arch: str) -> list[Stage]:
@@ -193,6 +248,29 @@ def _products(arch: str) -> list[Stage]:
         Stage("grouped_silu_mul_gemm", source, "tiles", ("wide tiles",), first),
         Stage("grouped_gemm, early", source, "wide tiles", ("results",), early),
     ]
+
+
+def _fp8_products() -> list[Stage]:
+    """Stages of both products of a layer in FP8, with static scales and with scales per token."""
+    source = "grouped_gemm"
+    return [
+        Stage(
+            "grouped_silu_mul_gemm, FP8", source, "FP8 tiles", ("wide FP8 tiles",),
+            partial(fp8_product, True, True, False),
+        ),
+        Stage(
+            "grouped_gemm, FP8, early", source, "wide FP8 tiles", ("results",),
+            partial(fp8_product, False, False, True),
+        ),
+        Stage(
+            "grouped_silu_mul_gemm, FP8, row scale", source, "scaled FP8 tiles", ("tile rows",),
+            partial(fp8_product, True, False, False),
+        ),
+        Stage(
+            "grouped_gemm, FP8, early, row scale", source, "scaled FP8 tiles", ("results",),
+            partial(fp8_product, False, False, True),
+        ),
+    ]  # fmt: skip
 
 
 _ROUTE = Stage("moe_route", "moe_route", "choices", ("routing",), routed)
@@ -214,7 +292,7 @@ SM100 = [
     ),
     Stage(
         "moe_quantize, in tiles", "moe_dispatch of tiles", "tile rows", ("scaled tiles",),
-        requantized,
+        partial(requantized, ops.PerToken()),
     ),
     _COMBINE,
 ]  # fmt: skip
@@ -224,5 +302,14 @@ SM90 = [
     *_entering("moe_route_gather", None),
     _choosing("moe_topk_route_gather", None),
     *_products("sm_90"),
+    *_entering("moe_quantize_fp8", fp8(False), "FP8 tiles"),
+    *_entering("moe_quantize_fp8_per_token", fp8(True), "scaled FP8 tiles"),
+    *_entering("moe_route_quantize_fp8", fp8(False), "FP8 tiles"),
+    _choosing("moe_topk_route_quantize_fp8", fp8(False), "FP8 tiles"),
+    *_fp8_products(),
+    Stage(
+        "moe_quantize_fp8, in tiles", "moe_dispatch of tiles", "tile rows", ("scaled FP8 tiles",),
+        partial(requantized, fp8(True)),
+    ),
     _COMBINE,
-]
+]  # fmt: skip

@@ -1,4 +1,8 @@
-"""Stages of sm_90: every op, on eight tokens of 256 elements; kinds as for sm_100."""
+"""Stages of sm_90: every op, on eight tokens of 256 elements; kinds as for sm_100.
+
+Rows in FP8 are E4M3 ``(8, 128)`` or ``(8, 256)``; with a scale per token, a tuple of rows and
+scales.
+"""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -9,6 +13,8 @@ import torch
 from torch import Tensor
 
 import nvfp4_kernels as ops
+from nvfp4_kernels.formats.folded import FoldedWeight, to_folded
+from nvfp4_kernels.formats.fp8_rows import quantize_fp8
 from nvfp4_kernels.formats.fragments import Fragments, to_fragments
 from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from nvfp4_kernels.gemm.sm90.choose import with_store
@@ -33,6 +39,8 @@ GIVEN: dict[str, Callable[[], Value]] = {
     **{kind: stages_sm100.GIVEN[kind] for kind in KINDS},
     **stages_experts.GIVEN,
     **stages_experts.FLOAT_GIVEN,
+    **stages_experts.FP8_GIVEN,
+    "fp8": lambda: quantize_fp8(new_rows(), torch.tensor(1.0)),
 }
 
 
@@ -41,6 +49,13 @@ def weight() -> Fragments:
     """Weight of a product, in fragments."""
     w = quantize_weight(torch.randn(HIDDEN, HIDDEN))
     return to_fragments(w.data, w.scales)
+
+
+@cache
+def folded(k: int) -> FoldedWeight:
+    """Weight of a product in FP8, ``(HIDDEN, k)``."""
+    w = quantize_weight(torch.randn(HIDDEN, k))
+    return to_folded(w.data, w.scales)
 
 
 def product(tile: Tile | None, rows: Tensor, bias: Tensor | None = None) -> tuple[Value, ...]:
@@ -59,6 +74,22 @@ def gated(rows: Tensor) -> tuple[Value, ...]:
     """Result of ``silu_mul_gemm``."""
     pair = (*weight(), *weight())
     return (ops.silu_mul_gemm(rows, None, *pair, torch.ones(2), n=HIDDEN),)
+
+
+def fp8_product(rows: Value) -> tuple[Value, ...]:
+    """Result of ``gemm`` of E4M3 rows."""
+    x, row_scale = rows if isinstance(rows, tuple) else (rows, None)
+    data, scales, alpha, _ = folded(x.shape[-1])
+    return (ops.gemm(x, None, data, scales, alpha, [HIDDEN], row_scale=row_scale),)
+
+
+def fp8_gated(rows: Value) -> tuple[Value, ...]:
+    """E4M3 result of ``silu_mul_gemm`` of E4M3 rows."""
+    x, row_scale = rows if isinstance(rows, tuple) else (rows, None)
+    data, scales, alpha, _ = folded(x.shape[-1])
+    pair = data, scales, data, scales, torch.stack([alpha, alpha])
+    output = output_of(per_token=False)
+    return (ops.silu_mul_gemm(x, None, *pair, row_scale=row_scale, n=HIDDEN, output=output),)
 
 
 def added(is_residual: bool, rows: Tensor) -> tuple[Value, ...]:
@@ -142,6 +173,8 @@ STAGES = [
     *PRODUCTS,
     *QUANTIZERS,
     Stage("silu_mul_gemm", "gemm", "rows", ("rows",), gated),
+    Stage("gemm, FP8", "gemm", "fp8", ("rows",), fp8_product),
+    Stage("silu_mul_gemm, FP8", "gemm", "fp8", ("fp8",), fp8_gated),
     Stage("add_rms_norm, x", "add_rms_norm", "rows", ("rows",), partial(added, False)),
     Stage(
         "add_rms_norm, residual", "add_rms_norm", "rows", ("rows",), partial(added, True),
