@@ -38,6 +38,7 @@ class Implementation:
         kernels: kernel table of the op that runs decodes and, if ``prefill`` is empty, prefills.
         head_dims: supported head sizes by device family and mode.
         sinks: whether layers may have attention sinks.
+        default_head_sizes: head sizes with which layers are served without a request; None: all.
         fp8_by_default: whether layers with an E4M3 cache are served without a request.
         max_group: largest qhead_per_kvhead; None: any number.
         prefill: name, for reports, of the kernel for prefills; empty: a kernel of ``kernels``.
@@ -50,6 +51,7 @@ class Implementation:
     kernels: KernelTable
     head_dims: Mapping[tuple[str, Mode], tuple[int, ...]]
     sinks: bool = True
+    default_head_sizes: tuple[int, ...] | None = None
     fp8_by_default: bool = True
     max_group: int | None = None
     prefill: str = ""
@@ -86,8 +88,9 @@ DECODE = Implementation(
     HopperMetadataBuilder,
     DECODE_KERNELS,
     DECODE_HEAD_DIMS,
-    # FlashAttention's prefill beside our decode kernel has run on a GPU with neither.
+    # What FlashAttention's prefill and our decode kernel have run with on a GPU.
     sinks=False,
+    default_head_sizes=(64, 128, 256),
     fp8_by_default=False,
     max_group=MAX_GROUP,
     prefill=hopper.PREFILL,

@@ -14,6 +14,7 @@ from vllm_fp4_plugin.attention.capability import implementation
 from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.report import LayerRecord
 
+_REQUEST = "--attention-backend CUSTOM asks for it"
 # Models whose layers assert that they have FlashInfer's implementation.
 _FLASHINFER_ALONE = ("flint",)
 # vLLM's models whose layers have sinks: always, or if this field of the config is set.
@@ -100,11 +101,9 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         group = _group(model.model_arch_config, parallel)
         if group > ours.max_group:
             reasons.append(f"{group} query heads share a KV head, must be at most {ours.max_group}")
-    if not ours.fp8_by_default and cache.cache_dtype in FP8_DTYPES:
-        reasons.append(
-            "an FP8 KV cache has not run with it on a GPU of this kind; --attention-backend CUSTOM "
-            "asks for it"
-        )
+    reasons += [
+        f"{what} with it on a GPU of this kind; {_REQUEST}" for what in _untried(vllm_config)
+    ]
     if not ours.sinks and _has_sinks(text):
         reasons.append("attention sinks are not supported on this device")
     if text.model_type in _LATENT:
@@ -116,6 +115,20 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     if text.model_type in _FLASHINFER_ALONE:
         reasons.append(f"vLLM's layers of {text.model_type} write FlashInfer's cache themselves")
     return reasons
+
+
+def _untried(vllm_config: Any) -> list[str]:
+    """Parts of the model's attention that are served on request alone."""
+    ours, untried = implementation(), []
+    if not ours.fp8_by_default and vllm_config.cache_config.cache_dtype in FP8_DTYPES:
+        untried.append("an FP8 KV cache has not run")
+    if ours.default_head_sizes is not None:
+        architecture = vllm_config.model_config.model_arch_config
+        sizes = {*_head_sizes(architecture), int(architecture.head_size)}
+        known = ours.head_sizes("auto")
+        new = [d for d in known if d in sizes and d not in ours.default_head_sizes]
+        untried += [f"heads of {d} have not run" for d in new]
+    return untried
 
 
 def _has_sinks(text: Any) -> bool:

@@ -122,8 +122,8 @@ def test_pages_are_compiled_in() -> None:
 
 @pytest.mark.parametrize(
     "attention",
-    [Attention(8, 2, 96), Attention(8, 2, 512), Attention(2 * MAX_GROUP + 2, 2, 128)],
-    ids=["D = 96", "D = 512", "group of 17"],
+    [Attention(8, 2, 80), Attention(8, 2, 512), Attention(2 * MAX_GROUP + 2, 2, 128)],
+    ids=["D = 80", "D = 512", "group of 17"],
 )
 def test_attention_that_the_kernel_does_not_take_has_none(attention: Attention) -> None:
     assert decode_kernels(attention, "bfloat16") == {}

@@ -99,7 +99,7 @@ q, key = (torch.zeros(1, heads, 64).bfloat16() for heads in (2, 1))
 cache, numbers = torch.zeros(1, 1, 32, 128).bfloat16(), torch.ones(1, dtype=torch.int32)
 tensors = q, q, key, key, cache, torch.zeros(1, 9, dtype=torch.int32), numbers, numbers.long()
 with standing_in("cpu", "sm_90"):
-    decode_attention(DecodeCall(*tensors, None, 1.0, 64, None))
+    decode_attention(DecodeCall(*tensors, None, None, None, 1.0, 64, None))
 """
 DECODING = {
     "hidden_size": 128,
@@ -418,7 +418,7 @@ def test_a_hopper_without_a_kernel_for_attention(
 ) -> None:
     seen: list[KernelSpec] = []
     monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
-    (tmp_path / "config.json").write_text(json.dumps(DECODING | {"head_dim": 96}))
+    (tmp_path / "config.json").write_text(json.dumps(DECODING | {"head_dim": 80}))
     assert invoke(tmp_path, "--arch", "sm_90a", "--out", tmp_path)[0] == 0
     ops = {"add_rms_norm", "gemm", "rotary_embedding", "silu_mul_gemm"}
     assert {spec.op for spec in seen} == ops

@@ -57,7 +57,7 @@ def decode_attention(
     Args:
         q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D is a multiple of 16 up
             to 256, the last stride 1; other strides are free, as in a slice of the QKV projection.
-            On sm_90 D is 64, 128 or 256, and all rows start on multiples of 16 bytes.
+            On sm_90 D is 64, 96, 128, 192 or 256, and all rows start on multiples of 16 bytes.
         key: ``(B, Hkv, D)`` of ``q``'s dtype, strides as for ``q``. Hq is a multiple of Hkv, at
             most 16 · Hkv.
         value: of ``key``'s dtype and shape.

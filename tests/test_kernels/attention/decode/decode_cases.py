@@ -27,6 +27,8 @@ CASES = {
     "groups of 12, D = 128, fp16": case(query_heads=12, heads=1, head_dim=128, dtype=FP16),
     "groups of 2, D = 256": case(33, 0, query_heads=2, heads=1, head_dim=256),
     "groups of 16, D = 256": case(40, query_heads=16, heads=1, head_dim=256, dtype=FP16),
+    "D = 96": case(query_heads=4, head_dim=96, window=20),
+    "D = 192": case(query_heads=12, heads=1, head_dim=192, by_token=True, sinks=True),
     "fp16, heads after tokens": case(dtype=FP16, by_token=True),
     "pages of 64": case(page_size=64),
     "pages of 64, heads after tokens": case(page_size=64, by_token=True, head_dim=128),
@@ -54,6 +56,11 @@ FP8_CASES = {
     "groups of 2, D = 256, fp16": case(
         33, 0, query_heads=2, heads=1, head_dim=256, dtype=FP16, fp8=True
     ),
+    "D = 96": case(query_heads=4, head_dim=96, window=20, fp8=True),
+    "groups of 16, D = 96, pages of 64": case(
+        query_heads=16, heads=1, head_dim=96, page_size=64, by_token=True, fp8=True
+    ),
+    "D = 192, fp16": case(query_heads=12, heads=1, head_dim=192, dtype=FP16, sinks=True, fp8=True),
     "fp16, heads after tokens": case(dtype=FP16, by_token=True, fp8=True),
     "pages of 64, heads after tokens": case(page_size=64, by_token=True, head_dim=128, fp8=True),
     "window": case(window=12, fp8=True),

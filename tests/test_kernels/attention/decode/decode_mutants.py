@@ -12,6 +12,8 @@ ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270
 CLUSTER = Chosen(2, max_stages=2), case(300, 35, query_heads=12, heads=1, sinks=True)
 # Steps of 32 keys: the last is full or half empty.
 WIDE = Chosen(1, keys=32, max_stages=2), case(512, 40, query_heads=4, heads=1)
+# Rows of 64 bytes.
+NARROW = Chosen(1, max_stages=3), case(150, 19, query_heads=4, heads=1, head_dim=96, fp8=True)
 # E4M3 keys and values, bfloat16 queries of two head tiles.
 FP8 = Chosen(1, max_stages=3), case(150, 19, query_heads=12, heads=1, fp8=True)
 
@@ -94,7 +96,7 @@ MUTANTS = {
         "mainloop", "for distance in (1, 2):", "for distance in (1,):", WRONG
     ),
     "factors of other heads": edited("mainloop", "lane + 4 * c", "lane", WRONG),
-    "no swizzle": edited("token", "(inside ^ (row % per_chunk))", "inside", WRONG),
+    "no swizzle": edited("token", "(inside ^ (step % per_chunk))", "inside", WRONG),
     # E4M3 keys and values.
     "keys' scale left out": edited(
         "kernel", "logits.scale * cache.scales[0]", "logits.scale", WRONG, FP8
@@ -153,6 +155,16 @@ MUTANTS = {
         FP8,
     ),
     "weights beyond float16": edited("mainloop", '"float16": 15', '"float16": 17', WRONG, FP8),
+    "swizzle of wide rows": edited(
+        "token", "row // (ROW_BYTES // tile.chunk_bytes)", "row", WRONG, NARROW
+    ),
+    "swizzle of one row in four": edited(
+        "token",
+        "ROW_BYTES // tile.chunk_bytes)",
+        "2 * ROW_BYTES // tile.chunk_bytes)",
+        WRONG,
+        NARROW,
+    ),
     # The merge of splits.
     "each warp the barriers of the next": edited(
         "kernel",

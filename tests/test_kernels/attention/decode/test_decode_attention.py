@@ -182,7 +182,9 @@ def test_keys_out_of_the_window_do_not_matter(
 @FP8_TOO
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize(("head_dim", "dtype"), [(64, FP16), (128, BF16), (256, BF16)], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, FP16), (96, BF16), (128, BF16), (192, FP16), (256, BF16)], ids=str
+)
 @ONE_SCHEDULE
 def test_pages_of_nan_do_not_matter(
     head_dim: int,
@@ -373,12 +375,12 @@ def shifted(x: Tensor) -> Tensor:
 @ONE_SCHEDULE
 def test_what_sm90_refuses(op_device: torch.device) -> None:
     given = {n: x.to(op_device) for n, x in GIVEN.items()}
-    wide = {n: x.repeat(1, 1, 3)[..., :96] for n, x in given.items() if x.ndim == 3}
-    wide["kv_cache"] = given["kv_cache"].repeat(1, 1, 1, 2)[..., :192]
+    wide = {n: x.repeat(1, 1, 3)[..., :80] for n, x in given.items() if x.ndim == 3}
+    wide["kv_cache"] = given["kv_cache"].repeat(1, 1, 1, 2)[..., :160]
     odd = torch.zeros(6, 2, 24, 128, dtype=Q.dtype, device=op_device)
     nowhere = torch.full((2,), -1, device=op_device)
     for changed, message in (
-        (wide, "q: D is 96, must be one of 64, 128, 256 on sm_90"),
+        (wide, "q: D is 80, must be one of 64, 96, 128, 192, 256 on sm_90"),
         (
             {"kv_cache": odd, "slot_mapping": nowhere},
             "kv_cache: page_size is 24, must be a power of two of at least 16",

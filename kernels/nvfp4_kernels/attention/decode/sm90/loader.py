@@ -12,8 +12,8 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from nvfp4_kernels.attention.decode.sm90.scheduler import WorkTile
 from nvfp4_kernels.attention.decode.sm90.tile import KEYS, VECTOR_BYTES, DecodeTile, Variant
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.sm90.limits import ROW_BYTES
 
+_SWIZZLES = {128: TensorMapSwizzle.s128b, 64: TensorMapSwizzle.s64b}  # by the chunk's bytes
 TMA_ARRIVALS = 1  # arrive.expect_tx of the warp's leader
 
 
@@ -53,8 +53,8 @@ class Ring:
     """Ring of one warp.
 
     Attributes:
-        data: float32 words [stage, box, chunk, key, 32], 128-byte swizzle; the chunks of a key are
-            followed by the chunks of its value.
+        data: float32 words [stage, box, chunk, key, word], swizzled; a key is followed by its
+            value, which may begin within a chunk.
         full: mbarrier of each stage, completed by ``TMA_ARRIVALS`` and the copies' bytes.
     """
 
@@ -71,19 +71,19 @@ def cache_map(
     pages: Int32,
 ) -> TensorMap:
     """Tensor map of the cache, [element of a chunk, row of a page, chunk, head, page]."""
-    units = VECTOR_BYTES // tile.element_bytes
+    units, chunk = VECTOR_BYTES // tile.element_bytes, tile.chunk_bytes // tile.element_bytes
     return create_tensor_map_tiled(
         data.toint(),
         Uint8 if tile.fp8 else TYPES[variant.dtype],
-        [tile.chunk, variant.page_size, tile.chunks, kv_heads, pages],
+        [chunk, variant.page_size, tile.chunks, kv_heads, pages],
         [
             strides.row // units,
-            Int64(ROW_BYTES // VECTOR_BYTES),
+            Int64(tile.chunk_bytes // VECTOR_BYTES),
             strides.head // units,
             strides.page // units,
         ],
-        [tile.chunk, KEYS, tile.chunks, 1, 1],
-        swizzle=TensorMapSwizzle.s128b,
+        [chunk, KEYS, tile.chunks, 1, 1],
+        swizzle=_SWIZZLES[tile.chunk_bytes],
     )
 
 

@@ -189,7 +189,11 @@ class Mainloop:
         """
         lane = cute.arch.lane_idx()
         row = lane % 8 + lane // 16 * 8
-        address = box.subview(swizzled_word(2 * vectors + lane // 8 % 2, row)).data_ptr().toint()
+        address = (
+            box.subview(swizzled_word(self.tile, 2 * vectors + lane // 8 % 2, row))
+            .data_ptr()
+            .toint()
+        )
         return list(
             ptx.inline_ptx(
                 f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 "

@@ -22,8 +22,7 @@ MMA_HEADS = 8  # heads of the values' mma.sync: its N
 MAX_SPLITS = 8  # larger clusters are not portable
 MIN_STAGES = 3  # of each warp's ring where an SM has two CTAs
 MAX_STAGES = 4
-HEAD_DIMS = (64, 128, 256)
-ROW_WORDS = ROW_BYTES // 4  # of a chunk
+HEAD_DIMS = (64, 96, 128, 192, 256)
 VECTOR_BYTES = 16  # of a lane's load and of a row of ldmatrix
 
 
@@ -95,19 +94,20 @@ class DecodeTile:
         return self.head_dim * self.element_bytes // VECTOR_BYTES
 
     @property
-    def chunk(self) -> int:
-        """Number of elements of a 128-byte chunk."""
-        return ROW_BYTES // self.element_bytes
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk, a row under a swizzle: 128, the widest, or 64 of E4M3 with D = 96."""
+        pair = 2 * self.vectors * VECTOR_BYTES
+        return ROW_BYTES if pair % ROW_BYTES == 0 else ROW_BYTES // 2
 
     @property
     def chunks(self) -> int:
-        """Number of 128-byte chunks, the widest swizzle, of a key and its value together."""
-        return 2 * self.vectors * VECTOR_BYTES // ROW_BYTES
+        """Number of chunks of a key and its value together."""
+        return 2 * self.vectors * VECTOR_BYTES // self.chunk_bytes
 
     @property
     def box_bytes(self) -> int:
         """Bytes of a TMA box: 16 keys and their values."""
-        return KEYS * self.chunks * ROW_BYTES
+        return KEYS * self.chunks * self.chunk_bytes
 
     @property
     def stage_bytes(self) -> int:

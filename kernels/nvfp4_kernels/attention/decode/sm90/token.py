@@ -13,7 +13,6 @@ from nvfp4_kernels.attention.decode.sm90.scheduler import WorkTile
 from nvfp4_kernels.attention.decode.sm90.tile import (
     KEYS,
     MMA_HEADS,
-    ROW_WORDS,
     VECTOR_BYTES,
     DecodeTile,
     Variant,
@@ -153,15 +152,17 @@ class NewToken:
         """Index of the word where a piece of 8 elements of a row begins in a stage."""
         box = row // KEYS * (self.tile.box_bytes // 4)
         if self.tile.fp8:
-            return box + swizzled_word(piece // 2, row % KEYS) + piece % 2 * 2
-        return box + swizzled_word(piece, row % KEYS)
+            return box + swizzled_word(self.tile, piece // 2, row % KEYS) + piece % 2 * 2
+        return box + swizzled_word(self.tile, piece, row % KEYS)
 
 
-def swizzled_word(vector: Int32, row: Int32) -> Int32:
+def swizzled_word(tile: DecodeTile, vector: Int32, row: Int32) -> Int32:
     """Index of the word where a 16-byte vector of a row begins in a box."""
-    per_chunk = ROW_BYTES // VECTOR_BYTES
+    per_chunk = tile.chunk_bytes // VECTOR_BYTES
     chunk, inside = vector // per_chunk, vector % per_chunk
-    return (chunk * KEYS + row) * ROW_WORDS + (inside ^ (row % per_chunk)) * 4
+    # The swizzle's pattern advances every 128 bytes.
+    step = row if tile.chunk_bytes == ROW_BYTES else row // (ROW_BYTES // tile.chunk_bytes)
+    return (chunk * KEYS + row) * (4 * per_chunk) + (inside ^ (step % per_chunk)) * 4
 
 
 def _as_float16(words: list[Uint32]) -> tuple[list[Uint32], Float32]:
