@@ -31,6 +31,7 @@ SAME_W4A16 = 0.012
 SAME_FP8 = 0.03
 SAME_W4A8 = 0.04  # by other roundings, see ``test_fp8_engine``
 FROM_W4A16 = 0.1  # seen on a CPU: .038
+FP8_CACHE = 0.1  # FlashAttention rounds queries to E4M3 too
 KERNEL = "nvfp4_gemm_w4a16/wgmma (sm_90)"
 FP8 = "nvfp4_gemm_w4a8/fp8_wgmma (sm_90), W4A8"
 ATTENTION = "nvfp4_decode_attention/DecodeAttentionSm90 (sm_90), prefill FlashAttention 3 (vLLM)"
@@ -91,19 +92,36 @@ def test_fp8(kind: str, request: pytest.FixtureRequest) -> None:
     assert distance(unfused, eager) < SAME_W4A8
 
 
-def test_decode_attention_says_what_flash_attention_says(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Heads have 64 elements, which the decode kernel supports; the engine runs in CUDA graphs."""
+@pytest.fixture(scope="module")
+def heads_of_64(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoint whose heads have 64 elements, which the decode kernel supports."""
     bf16 = tiny_llama.trained(tmp_path_factory.getbasetemp() / "heads-of-64", head_dim=64)
-    checkpoint = tmp_path / "model"
+    checkpoint = tmp_path_factory.mktemp("nvfp4") / "model"
     quantize_checkpoint(bf16, checkpoint)
+    return checkpoint
+
+
+def test_decode_attention_says_what_flash_attention_says(heads_of_64: Path) -> None:
+    """Engines run in CUDA graphs."""
+    checkpoint = heads_of_64
     ours, log = serve(checkpoint, enforce_eager=False)
     assert f"attn ×2: {ATTENTION}" in log
     theirs, log = serve(checkpoint, enforce_eager=False, attention_backend="FLASH_ATTN")
     assert "attn ×2: FLASH_ATTN (vLLM)" in log
     assert distance(ours, dequantized(checkpoint)) < SAME_W4A16
     assert ours.generated == theirs.generated
+
+
+def test_fp8_cache(heads_of_64: Path) -> None:
+    """On request our kernel decodes, FlashAttention prefills; also in CUDA graphs."""
+    expected = dequantized(heads_of_64)
+    fp8 = {"kv_cache_dtype": "fp8", "attention_backend": "CUSTOM"}
+    for enforce_eager in (True, False):
+        served, log = serve(heads_of_64, enforce_eager=enforce_eager, **fp8)
+        label = ATTENTION.replace("attention/", "attention_fp8_kv/")
+        assert f"attn ×2: {label}, fp8_e4m3 KV cache" in log
+        assert distance(served, expected) < FP8_CACHE
+        assert perplexity(served) == pytest.approx(perplexity(expected), rel=0.03)
 
 
 MIXED: dict[str, dict[str, Kind]] = {
