@@ -30,7 +30,7 @@ from vllm_fp4_plugin.fusion import gate_up as fused_mlp
 from vllm_fp4_plugin.fusion.match_norm import NormMatch
 from vllm_fp4_plugin.kernel_choice import Choice, choose_kernels, not_fp8
 from vllm_fp4_plugin.linear import fusions
-from vllm_fp4_plugin.linear.folded_weight import folded_weight, why_not
+from vllm_fp4_plugin.linear.folded_weight import folded_weight, folds_no_longer, why_not
 from vllm_fp4_plugin.ops.linear import linear
 from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced, operand, shaped
 from vllm_fp4_plugin.options import Activation, Options
@@ -283,10 +283,7 @@ class Nvfp4LinearBase(LinearMethodBase):
                 self._is_in_use = True
                 return folded.weight
             if self._is_in_use:
-                raise UnsupportedCheckpoint(
-                    f"{self.prefix}: {reason} for activations in FP8, as at start; start the "
-                    "server with these weights, or with nvfp4_tc.activation '16-bit'"
-                )
+                raise folds_no_longer(f"{self.prefix}: {reason}")
             del folded
             self.keep_16_bits(layer, reason)
         return weights.kernel_weight(
