@@ -32,6 +32,7 @@ from vllm_fp4_plugin.checkpoint import values as checkpoint_values
 from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKinds
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.experts import choice as experts
+from vllm_fp4_plugin.experts.record import unquantized
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import covered, shard_names
@@ -326,7 +327,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         count, parts = layer.moe_config.num_logical_experts, experts.projections(layer)
         group, reason = kinds.of_experts(self._on_disk(prefix, kinds), count, parts)
         if group.kind is Kind.UNQUANTIZED:
-            self.startup.report.add(experts.unquantized(layer, prefix, reason))
+            self.startup.report.add(unquantized(layer, prefix, reason))
             return None
         terms = self._terms(prefix, {}) if group.kind.is_nvfp4 else None
         return experts.choose(

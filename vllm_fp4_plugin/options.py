@@ -46,11 +46,11 @@ class Options:
         fuse_attention: whether attention quantises for its consumer, and normalises and rotates
             queries and keys where nothing else uses the normalised and rotated queries and keys.
         scales: rule for block scales when a 16-bit checkpoint is quantised at load.
-        activation: activations of linear layers. ``"per-token"``: as the checkpoint says, NVFP4
-            with one global scale per token in layers quantised at load. ``"16-bit"``: not
-            quantised. ``"fp8"``: E4M3, with the calibrated scale or, without one, a scale per
-            token; experts stay in 16 bits. Unless FP8 is requested, a device without a kernel for
-            NVFP4 activations uses 16 bits; the report says so.
+        activation: activations of linear layers and experts. ``"per-token"``: as the checkpoint
+            says, NVFP4 with one global scale per token in layers quantised at load. ``"16-bit"``:
+            not quantised. ``"fp8"``: E4M3, with the calibrated scale or, without one, a scale per
+            token. Unless FP8 is requested, a device without a kernel for NVFP4 activations uses 16
+            bits; the report says so.
         ignore: layers of a 16-bit checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
             regexes.
         norm_rope_kernels: whether to run rotary embeddings, and norms with a residual, on our

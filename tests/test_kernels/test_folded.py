@@ -161,6 +161,15 @@ def test_random_weights_are_folded_well() -> None:
     assert LARGEST_SCALE * 6 <= 448 * 32 / 31  # rounds to 448
 
 
+def test_rounding_alone_is_within_the_bound() -> None:
+    """A row of a single code with a single scale, for every code and mantissa of a scale."""
+    codes = np.repeat(np.arange(1, 8, dtype=np.uint8), 8).reshape(-1, 1).repeat(16, 1)
+    scales = np.tile(np.arange(8, 16), 7).reshape(-1, 1)
+    error = float(fold(codes, numbers_to_raw(scales)).row_error.max())
+    assert error == pytest.approx(1 / 21)
+    assert error < MAX_ROW_ERROR
+
+
 def test_zero_rows_have_no_error() -> None:
     found = to_folded(torch.zeros(3, 32, dtype=torch.uint8), torch.zeros(3, 4).to(E4M3))
     assert found.row_error.eq(0).all()

@@ -4,14 +4,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+import torch.distributed
 from torch import Tensor
 from torch.nn import Parameter
 from vllm.config import get_current_vllm_config
+from vllm.distributed import get_ep_group, get_tp_group
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 
 from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.formats.folded import MAX_ROW_ERROR
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
-from nvfp4_kernels.precompile.experts_layer import Experts, padded_width
+from nvfp4_kernels.precompile.experts_layer import Choice, Experts, padded_width
 from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.device import is_for_no_device
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
@@ -24,13 +28,15 @@ from vllm_fp4_plugin.experts.plan import (
     make_plan,
     unsupported_reason,
 )
+from vllm_fp4_plugin.experts.record import own_record
 from vllm_fp4_plugin.experts.router import choice_of, padding
-from vllm_fp4_plugin.experts.stacks import copy_part
-from vllm_fp4_plugin.experts.weights import StoredExperts, kernel_experts
+from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
+from vllm_fp4_plugin.experts.weights import StoredExperts, folded_experts, kernel_experts
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.options import Activation, Options
+from vllm_fp4_plugin.linear.folded_weight import folds_no_longer, why_not
+from vllm_fp4_plugin.options import METHOD, Activation, Options
 from vllm_fp4_plugin.plan import hash_kernels
-from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.startup import Startup, logger
 from vllm_fp4_plugin.warmup import ExpertsLayer
 
 _PARAMETERS = {
@@ -53,7 +59,7 @@ class ExpertsMethod(FusedMoEMethodBase):
     Gate and up keep separate global scales. With static scales, inputs of gemm1 are quantised once
     for all experts, by the largest of the experts' input scales, so that no value saturates, and
     inputs of gemm2 by the expert's own scale. Otherwise each token has its own scale in both GEMMs,
-    or activations stay in 16 bits.
+    or activations stay in 16 bits. FP8 (E4M3) activations have the same scales.
 
     Args:
         startup: records the layer's kernels, and when the weights are in place.
@@ -65,6 +71,7 @@ class ExpertsMethod(FusedMoEMethodBase):
 
     Attributes:
         plan: kernels of the layer.
+        reason: reason for the layer's scheme, for the report.
         ledger: account of the loaded tensors.
 
     Raises:
@@ -73,6 +80,8 @@ class ExpertsMethod(FusedMoEMethodBase):
     """
 
     ledger: ExpertLedger
+    reason: str = ""
+    _is_in_use = False  # whether folded experts have been loaded
     _locally: Callable[[int], int]  # row of an expert of this rank
 
     def __init__(
@@ -87,23 +96,43 @@ class ExpertsMethod(FusedMoEMethodBase):
         super().__init__(layer.moe_config)
         self.startup = startup
         self.prefix = prefix
+        self._options, self._inputs, self._terms = options, inputs, terms
         why_not = unsupported_reason(layer)
         if why_not is None and is_on_cpu() and not is_for_no_device():
             why_not = cpu_unsupported_reason(layer)
         if why_not is not None:
             raise UnsupportedCheckpoint(f"{prefix}: {why_not}")
-        gated = self.moe.is_act_and_mul
-        choice, why_not = choice_of(layer)
-        plan = make_plan(
-            activation_of(layer), gated=gated, inputs=inputs, requested=terms,
-            option=options.activation, choice=choice,
-        )  # fmt: skip
-        reason = "; ".join(filter(None, (plan.reason, why_not)))
-        self.plan: ExpertsPlan = replace(plan, reason=reason)
         self._i: int = self.moe.intermediate_size_per_partition
-        self.startup.require_kernels(prefix, self._layer(layer))
-        targets = filter(None, self.plan.targets)
-        hash_kernels(get_current_vllm_config(), targets, self.plan.terms, options)
+        choice, self._why_vllm_chooses = choice_of(layer)
+        self._plan(layer, choice)
+
+    def _plan(self, layer: Any, choice: Choice | None, why_not_fp8: str = "") -> None:
+        """Choose the layer's kernels, and record them for warmup and the compile cache.
+
+        Args:
+            layer: vLLM's layer of routed experts.
+            choice: top-k choice of experts, if our kernels choose.
+            why_not_fp8: reason why the layer cannot take FP8 activations; empty if it can.
+        """
+        plan = make_plan(
+            activation_of(layer), gated=self.moe.is_act_and_mul, inputs=self._inputs,
+            requested=self._terms, option=self._options.activation, why_not_fp8=why_not_fp8,
+            choice=choice,
+        )  # fmt: skip
+        reason = "; ".join(filter(None, (plan.reason, self._why_vllm_chooses)))
+        self.plan: ExpertsPlan = replace(plan, reason=reason)
+        self.startup.require_kernels(self.prefix, self._layer(layer))
+        kept = filter(None, (*plan.targets, "w4a8" if plan.is_fp8 else "", why_not_fp8))
+        hash_kernels(get_current_vllm_config(), kept, plan.terms, self._options)
+
+    def add_record(self) -> None:
+        """Add the layer's kernels to the report, in place of an earlier record of the layer."""
+        self.startup.report.add(own_record(self.moe, self.prefix, self.plan, self.reason))
+
+    @property
+    def _ranks_agree(self) -> bool:
+        """Whether ranks convert their experts in one order, and so can decide together."""
+        return True
 
     @property
     def _sizes(self) -> ExpertSizes:
@@ -119,8 +148,9 @@ class ExpertsMethod(FusedMoEMethodBase):
         sizes = self._sizes
         # Layers are built with bfloat16 or float16 alone, the names of a Dtype.
         dtype: Any = dtype_name(self.moe.in_dtype)
+        inputs: Any = f"fp8-{plan.inputs}" if plan.is_fp8 else plan.inputs
         experts = Experts(
-            sizes, self.moe.experts_per_token, plan.activation, dtype, plan.inputs,
+            sizes, self.moe.experts_per_token, plan.activation, dtype, inputs,
             plan.terms,
             mapped=sizes.total if sizes.held < sizes.total else 0,  # map of the ranks
             bias=self.moe.has_bias,
@@ -153,10 +183,57 @@ class ExpertsMethod(FusedMoEMethodBase):
 
     def install(self, layer: Any, stored: StoredExperts) -> None:
         """Convert experts for the kernels, and register the tensors that the forward pass reads."""
-        for name, tensor in kernel_experts(stored, self.plan)._asdict().items():
+        for name, tensor in self._kernel_experts(layer, stored)._asdict().items():
             value = None if tensor is None else Parameter(tensor, requires_grad=False)
             layer.register_parameter(_PARAMETERS[name], value)
         self.startup.loaded(self.prefix, layer.w13_weight.device)
+
+    def _kernel_experts(self, layer: Any, stored: StoredExperts) -> KernelExperts:
+        """Convert experts to the layout of the planned kernels.
+
+        If the plan is of FP8 activations, but some expert does not fold well, the layer keeps
+        16-bit activations: on all ranks or, unless ``_ranks_agree``, on this rank, which warns.
+
+        Raises:
+            UnsupportedCheckpoint: experts that are loaded again do not fold well.
+        """
+        if not self.plan.is_fp8:
+            return kernel_experts(stored, self.plan)
+        folded = folded_experts(stored, self.plan)
+        reason = self._why_not_folded(folded.errors)
+        if not reason:
+            self._is_in_use = True
+            return folded.experts
+        if self._is_in_use:
+            raise folds_no_longer(reason)
+        del folded
+        reason = f"activations stay 16-bit: {reason}"
+        if not self._ranks_agree:
+            logger.warning("%s: experts of rank %d: %s", METHOD, self.moe.ep_rank, reason)
+        self._plan(layer, self.plan.choice, reason)
+        self.add_record()
+        return kernel_experts(stored, self.plan)
+
+    def _why_not_folded(self, errors: Tensor) -> str:
+        """Reason, with the name of the worst projection, not to fold the experts; empty if none.
+
+        ``errors``: see ``FoldedExperts``, of this rank's experts.
+        """
+        moe, ledger = self.moe, self.ledger
+        of_all = errors.new_zeros((moe.num_experts, errors.shape[1]))
+        of_all[ledger.local_experts] = errors
+        if moe.tp_size * moe.ep_size > 1 and self._ranks_agree and not self._is_in_use:
+            # Not at a reload, during which ranks of other engines may be serving.
+            group = ranks_of(moe).device_group
+            torch.distributed.all_reduce(of_all, torch.distributed.ReduceOp.MAX, group)
+        worst = int(of_all.argmax())
+        reason = why_not(float(of_all.flatten()[worst]))
+        if not reason:
+            return ""
+        shards = (*ledger.shards, DOWN)
+        name = ledger.projection(worst // len(shards), shards[worst % len(shards)])
+        more = int((of_all > MAX_ROW_ERROR).sum()) - 1
+        return f"{name}{f' and {more} more' if more else ''}: {reason}"
 
     def held(self, layer: Any) -> KernelExperts:
         """Tensors that ``install`` registered in a layer."""
@@ -203,3 +280,10 @@ class ExpertsMethod(FusedMoEMethodBase):
             layer.expert_map, *self.held(layer), self._sizes[:4], plan.targets,
             plan.inputs != "16-bit", plan.terms, *plan.activation, *plan.choice.router,
         )  # fmt: skip
+
+
+def ranks_of(moe: Any) -> Any:
+    """Group of the ranks that share a layer of experts, with vLLM's MoE config ``moe``."""
+    tp = get_tp_group()
+    # Data-parallel ranks, too, divide each expert or the experts.
+    return tp if tp.world_size == moe.tp_size * moe.ep_size else get_ep_group()

@@ -14,9 +14,9 @@ from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.online import Nvfp4OnlineExpertsMethod
-from vllm_fp4_plugin.experts.plan import GATED_NAMES, ExpertsPlan, is_on_cpu, make_plan
+from vllm_fp4_plugin.experts.plan import GATED_NAMES, is_on_cpu, make_plan
+from vllm_fp4_plugin.experts.record import matrices, unquantized
 from vllm_fp4_plugin.experts.vllm_methods import backend, keeps_16_bits, vllm_experts
-from vllm_fp4_plugin.experts.weights import experts_bytes
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import covered
@@ -66,7 +66,8 @@ def choose(
             why_not = str(error).removeprefix(f"{prefix}: ")
         else:
             startup.pending.add(prefix)
-            startup.report.add(own_record(layer, prefix, method.plan, reason))
+            method.reason = reason
+            method.add_record()
             return method
     if options.experts == "own" or is_on_cpu():
         raise UnsupportedCheckpoint(f"{prefix}: {why_not}")
@@ -108,7 +109,7 @@ def choose_online(
         startup.report.add(unquantized(layer, prefix, reason))
         return None
     startup.pending.add(prefix)
-    startup.report.add(own_record(layer, prefix, method.plan, ""))
+    method.add_record()
     return method
 
 
@@ -145,42 +146,18 @@ def _delegated(
         if group.kind is Kind.NVFP4 and keeps_16_bits(method):
             arithmetic, unquantised = "W4A16", f"{backend(method)} leaves activations in 16 bits"
     reason = "; ".join(filter(None, (*reasons, unquantised)))
-    elements = sum(count * n * k for count, n, k in _matrices(layer))
-    size = sum(count * _matrix_bytes(n, k, group.kind) for count, n, k in _matrices(layer))
+    elements = sum(count * n * k for count, n, k in matrices(layer.moe_config))
+    size = sum(
+        count * _matrix_bytes(n, k, group.kind) for count, n, k in matrices(layer.moe_config)
+    )
     startup.report.add(LayerRecord(prefix, kernel, arithmetic, reason, elements, size))
     return method
-
-
-def own_record(layer: Any, prefix: str, plan: ExpertsPlan, reason: str) -> LayerRecord:
-    """Record, for the report, of experts that our kernels serve."""
-    config = layer.moe_config
-    h, i, count = (
-        config.hidden_dim,
-        config.intermediate_size_per_partition,
-        config.num_local_experts,
-    )
-    projections = 2 if plan.gated else 1
-    return LayerRecord(
-        prefix,
-        plan.first.label,
-        plan.arithmetic,
-        "; ".join(filter(None, (reason, plan.reason))),
-        count * (projections + 1) * h * i,
-        experts_bytes(count, projections, h, i, plan),
-    )
 
 
 def projections(layer: Any) -> list[str]:
     """Names in the checkpoint of an expert's three projections, or two without a gate."""
     names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
     return [name for name in names if name is not None]
-
-
-def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
-    """Record, for the report, of experts that vLLM runs in 16 bits for ``reason``."""
-    matrices = _matrices(layer)
-    elements = sum(count * n * k for count, n, k in matrices)
-    return LayerRecord.unquantized(prefix, reason, elements, elements * layer.params_dtype.itemsize)
 
 
 def planned(
@@ -217,13 +194,6 @@ def arithmetic_of(group: LayerGroup) -> str:
     if group.kind.is_nvfp4:
         return "W4A4 static" if group.kind is Kind.NVFP4 else "W4A16"
     return delegated.arithmetic(group)
-
-
-def _matrices(layer: Any) -> list[tuple[int, int, int]]:
-    """Count, rows and columns of this rank's matrices: gate and up, then down."""
-    config = layer.moe_config
-    h, i, e = config.hidden_dim, config.intermediate_size_per_partition, config.num_local_experts
-    return [(e * (2 if config.is_act_and_mul else 1), i, h), (e, h, i)]
 
 
 def _matrix_bytes(n: int, k: int, kind: Kind) -> int:

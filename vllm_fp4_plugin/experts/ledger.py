@@ -123,7 +123,7 @@ class ExpertLedger:
         form = self._wanted.get(tensor)
         return apart(
             loaded, shard, expert, is_number=form is not None and form.is_number,
-            rows=self._i, shards=self.shards, held=self._held, count=self._count,
+            rows=self._i, shards=self.shards, held=self.local_experts, count=self._count,
         )  # fmt: skip
 
     def _take(
@@ -163,17 +163,17 @@ class ExpertLedger:
             self._received.setdefault(key, None)
 
     @cached_property
-    def _held(self) -> list[int]:
-        return self.local_experts()
-
     def local_experts(self) -> list[int]:
         """Global indices of this rank's experts, in the order of their weight rows."""
         rows = {expert: self._row_of(expert) for expert in range(self._count)}
         return sorted((e for e, row in rows.items() if row >= 0), key=lambda expert: rows[expert])
 
-    def name_of(self, tensor: str, row: int, shard: str) -> str:
-        """Checkpoint name of a tensor of the expert in row ``row`` on this rank."""
-        return self._name(tensor, self._held[row], shard)
+    def projection(self, expert: int, shard: str) -> str:
+        """Checkpoint name of a projection of an expert, by its index over the experts of all ranks.
+
+        ``shard``: vLLM's name of the projection.
+        """
+        return f"{self.prefix}.{expert}.{self._names[shard]}"
 
     def begin(self) -> None:
         """Start a load: expect every tensor again."""
@@ -208,7 +208,7 @@ class ExpertLedger:
         self._complete = True
 
     def _name(self, tensor: str, expert: int, shard: str) -> str:
-        return f"{self.prefix}.{expert}.{self._names[shard]}.{tensor}"
+        return f"{self.projection(expert, shard)}.{tensor}"
 
     def _note(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> None:
         if self._complete:
@@ -227,7 +227,7 @@ class ExpertLedger:
             shard: the projection.
             of_all: whether ``row`` is an index over the experts of all ranks instead.
         """
-        expert = row if of_all else self._held[row]
+        expert = row if of_all else self.local_experts[row]
         return self._received.get((tensor, expert, shard)) or self._name(tensor, expert, shard)
 
     def _check(self, name: Source | str, loaded: Tensor, shard: str, form: Form) -> None:

@@ -8,11 +8,10 @@ import torch.distributed
 from torch import Tensor
 from torch.nn import Parameter
 from vllm.config import get_current_vllm_config
-from vllm.distributed import get_ep_group, get_tp_group
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 
 from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
-from vllm_fp4_plugin.experts.base import ExpertsMethod
+from vllm_fp4_plugin.experts.base import ExpertsMethod, ranks_of
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.stacks import DOWN
 from vllm_fp4_plugin.experts.weights import StoredExperts
@@ -62,6 +61,10 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         # vLLM quantises once this rank's experts have arrived, and then loads no more tensors.
         self.ledger = ExpertLedger(layer, prefix, only_held=True)
 
+    @property
+    def _ranks_agree(self) -> bool:
+        return self.moe.ep_size == 1  # else each rank quantises when its own experts have arrived
+
     def create_weights(
         self,
         layer: Any,
@@ -108,11 +111,8 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         amax = torch.stack([matrix.abs().amax() for matrix in matrices]).float()
         if self.moe.tp_size > 1:
             # Every rank holds a part of each matrix; the scale is that of the whole matrix.
-            tp = get_tp_group()
-            group = tp if tp.world_size == self.moe.tp_size else get_ep_group()
-            torch.distributed.all_reduce(
-                amax, op=torch.distributed.ReduceOp.MAX, group=group.device_group
-            )
+            group = ranks_of(self.moe).device_group
+            torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group)
         shards = self.ledger.shards if part == "w13" else (DOWN,)
         held = product(range(len(weights)), shards)
         each = [

@@ -14,7 +14,8 @@ from torch.library import Library, register_fake
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.dispatch import load_target
-from nvfp4_kernels.formats.output import Nvfp4Output, PerToken, Static
+from nvfp4_kernels.formats.output import Output, PerToken, PerTokenFp8, Static, StaticFp8
+from nvfp4_kernels.gemm.arguments import weight_layout
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits
@@ -29,14 +30,16 @@ class KernelExperts(NamedTuple):
 
     Attributes:
         w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or the
-            same weights in fragment layout.
+            same weights in fragment or folded layout.
         w13_scale: block scales: float8_e4m3fn, each matrix in blocked layout; or uint8 in fragment
-            layout.
+            layout; or int32 in folded layout: activations are E4M3.
         w13_alpha: factor of gemm1's results, float32 ``(L, 2)`` or ``(L,)``: the global scale,
-            times ``w13_input`` unless None.
-        w2: uint8 ``(L, H, I/2)``, or the same weights in fragment layout.
+            times ``w13_input`` unless None; of folded weights ``(L, 2, I)`` or ``(L, I)``, a factor
+            of each row.
+        w2: uint8 ``(L, H, I/2)``, or the same weights in fragment or folded layout.
         w2_scale: as ``w13_scale``.
-        w2_alpha: factor of gemm2's results, float32 ``(L,)``, as ``w13_alpha``.
+        w2_alpha: factor of gemm2's results, float32 ``(L,)``, of folded weights ``(L, H)``, as
+            ``w13_alpha``.
         w13_input: calibrated input scale of gemm1, float32 ``()``, for all experts; None: a scale
             per token, or 16-bit activations.
         w2_input: calibrated input scale of gemm2, float32 ``(L,)``; None as ``w13_input``.
@@ -65,7 +68,7 @@ class ExpertsCall(NamedTuple):
         experts: weights, scales and biases.
         sizes: first four fields of ``ExpertSizes``.
         kernels: ``ExpertsPlan.targets``.
-        quantizes: whether activations are quantised to NVFP4.
+        quantizes: whether activations are quantised, to E4M3 if weights are folded, else NVFP4.
         terms: number of NVFP4 values whose sum represents each element of an activation.
         activation: name of an ``nvfp4_kernels.activation.Activation``; the next three fields are
             its parameters.
@@ -94,15 +97,35 @@ class ExpertsCall(NamedTuple):
     def of_layer(self) -> ExpertSizes:
         """Sizes of the layer."""
         h, i, held, total = self.sizes
-        return ExpertSizes(h, i, held, total, gated=self.experts.w13_alpha.ndim == 2)
+        of_rows = int(self.is_fp8)  # alpha's dimension over an expert's rows
+        return ExpertSizes(h, i, held, total, gated=self.experts.w13_alpha.ndim - of_rows == 2)
 
     @property
-    def output(self) -> Nvfp4Output | None:
+    def is_fp8(self) -> bool:
+        """Whether activations are E4M3, told by the layout of the weights."""
+        return weight_layout(self.experts.w13_scale) == "folded"
+
+    @property
+    def token_output(self) -> Output:
         """Format of gemm1's input; None: 16 bits."""
         if not self.quantizes:
             return None
         scale = self.experts.w13_input
-        return PerToken(self.terms) if scale is None else Static(scale, self.terms)
+        return self.per_token_output if scale is None else self._static(scale)
+
+    @property
+    def hidden_output(self) -> Static | StaticFp8 | None:
+        """Format of gemm1's result; None: 16 bits, perhaps quantised by a further launch."""
+        scale = self.experts.w2_input
+        return None if scale is None else self._static(scale)
+
+    @property
+    def per_token_output(self) -> PerToken | PerTokenFp8:
+        """Format of activations with a scale per token."""
+        return PerTokenFp8() if self.is_fp8 else PerToken(self.terms)
+
+    def _static(self, scale: Tensor) -> Static | StaticFp8:
+        return StaticFp8(scale) if self.is_fp8 else Static(scale, self.terms)
 
 
 _TENSORS = len(KernelExperts._fields)
@@ -131,7 +154,7 @@ def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> T
     on_input, on_output = (weights, None) if weight_on_input else (None, weights)
     source = Ids(topk_ids.int().contiguous(), sizes.held, tile_tokens, call.expert_map)
     dispatch = load_target(call.kernels[0])
-    tiles = dispatch(DispatchCall(readable(x), source, call.output, on_input))
+    tiles = dispatch(DispatchCall(readable(x), source, call.token_output, on_input))
     return _products(call, sizes, tiles, on_output, x.dtype)
 
 
@@ -149,7 +172,7 @@ def _routed_experts(
     x = readable(x)
     logits = readable(router_logits)
     source = Logits(logits, router, sizes.held, tile_tokens, call.expert_map, bias, padding)
-    tiles = load_target(call.kernels[0])(DispatchCall(x, source, call.output))
+    tiles = load_target(call.kernels[0])(DispatchCall(x, source, call.token_output))
     return _products(call, sizes, tiles, tiles.topk_weights, x.dtype)
 
 
@@ -167,17 +190,17 @@ def _products(
     _, first, between, second, combine = call.kernels
     a, a_scales, row_scale, routing, _ = tiles
     groups, terms, weight = routing.groups, call.terms, call.experts
-    output = None if weight.w2_input is None else Static(weight.w2_input, terms)
     activation = Activation(call.activation, call.limit, call.alpha, call.beta)
     hidden, hidden_scales = load_target(first)(
         GroupedGemmCall(
             a, a_scales, groups, weight.w13, weight.w13_scale, weight.w13_alpha, row_scale,
-            weight.w13_bias, sizes.i, activation, dtype, terms, output, global_experts=sizes.total,
+            weight.w13_bias, sizes.i, activation, dtype, terms,
+            call.hidden_output, global_experts=sizes.total,
         )
     )  # fmt: skip
     row_scale = None
     if between:
-        requantized = load_target(between)(DispatchCall(hidden, routing, PerToken(terms)))
+        requantized = load_target(between)(DispatchCall(hidden, routing, call.per_token_output))
         hidden, hidden_scales, row_scale, _, _ = requantized
     # gemm1 waited for the routing before it let dependents start, so gemm2, launched next, may load
     # weights while gemm1 ends.

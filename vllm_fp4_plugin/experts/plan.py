@@ -8,7 +8,7 @@ from vllm.platforms import current_platform
 
 from nvfp4_kernels.activation import GATED, UNGATED, Activation
 from nvfp4_kernels.devices import device_family
-from nvfp4_kernels.dispatch import Kernel
+from nvfp4_kernels.dispatch import Kernel, WeightLayout
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.gemm.grouped.kernels import KERNELS as GROUPED_GEMM
 from nvfp4_kernels.gemm.grouped_silu_mul.kernels import KERNELS as GROUPED_SILU_MUL_GEMM
@@ -24,7 +24,6 @@ from vllm_fp4_plugin.options import RequestedActivation
 GATED_NAMES = (*GATED, "swigluoai")  # vLLM's names of our activations
 _ENTRIES = {"static": MOE_DISPATCH, "per-token": MOE_DISPATCH}  # align tokens to tiles
 _NO_MUL = "_no_mul"
-_LINEAR_ONLY = "activations stay 16-bit: FP8 is for linear layers"
 # vLLM's kernels of these activations accept only these constants. Interleaved gate and up are
 # separated at load, see ``stacks``.
 _OF_ONE_MODEL = {
@@ -79,6 +78,16 @@ class ExpertsPlan:
         """Bits of weights and activations, and scaling of activations, e.g. ``W4A4 static``."""
         return arithmetic_of(self.inputs, self.terms, self.first.mode)
 
+    @property
+    def is_fp8(self) -> bool:
+        """Whether inputs are E4M3."""
+        return self.first.mode == "w4a8"
+
+    @property
+    def weight_layout(self) -> WeightLayout:
+        """Layout of the weights; references, which read every layout, tell FP8 by the layout."""
+        return "folded" if self.is_fp8 else self.first.weight_layout
+
 
 def make_plan(
     activation: Activation,
@@ -87,6 +96,7 @@ def make_plan(
     inputs: Inputs,
     requested: RequestedTerms | None,
     option: RequestedActivation = "per-token",
+    why_not_fp8: str = "",
     choice: Choice | None = None,
 ) -> ExpertsPlan:
     """Choose the kernels of a layer for this process's device.
@@ -96,20 +106,20 @@ def make_plan(
         gated: whether experts have a gate projection.
         inputs: requested quantization of both GEMMs' inputs; the plan may have another.
         requested: number of NVFP4 terms that the user requested for the layer; None: no request.
-        option: the user's option ``activation``; with ``"fp8"``, inputs are 16-bit.
+        option: the user's option ``activation``.
+        why_not_fp8: reason why the layer cannot take FP8 activations; empty if it can.
         choice: top-k choice of experts, if our kernels choose.
 
     Raises:
         InvalidOption, NoKernelError: see ``choose_kernels``.
     """
     table = GROUPED_SILU_MUL_GEMM if gated else GROUPED_GEMM
-    why_not_fp8 = _LINEAR_ONLY if option == "fp8" else ""
     chosen = choose_kernels(
         table, inputs, requested, _ENTRIES, option=option, why_not_fp8=why_not_fp8
     )
     device, between = current_device(), None
     if chosen.activation == "per-token":
-        between = MOE_DISPATCH.select(device, "w4a4")
+        between = MOE_DISPATCH.select(device, chosen.kernel.mode)
     return ExpertsPlan(
         enter=chosen.quantizer or MOE_DISPATCH.select(device, "float"),
         first=chosen.kernel,

@@ -149,7 +149,7 @@ def _join(
     w2 = getattr(layer, f"w2_{names.weight_global}").data
     w2_input = getattr(layer, f"w2_{names.input_global}").data
     # Some methods also hold the input scales of other ranks' experts.
-    rows = ledger.local_experts() if len(w2_input) > len(w2) else list(range(len(w2)))
+    rows = ledger.local_experts if len(w2_input) > len(w2) else list(range(len(w2)))
     scales = GlobalScales(w13.data, w2, w2_input[rows], checkpoint.format.reciprocal)
     differ = described(scales.factors())
     if not differ:

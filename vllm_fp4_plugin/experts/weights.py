@@ -12,6 +12,7 @@ from nvfp4_kernels.precompile.experts_layer import padded_width
 from vllm_fp4_plugin.experts.op import KernelExperts
 from vllm_fp4_plugin.experts.plan import ExpertsPlan
 from vllm_fp4_plugin.kernel_weight import weight_bytes
+from vllm_fp4_plugin.linear.folded_weight import fold, fp8_scale
 
 
 class StoredExperts(NamedTuple):
@@ -42,8 +43,24 @@ class StoredExperts(NamedTuple):
     w2_bias: Tensor | None = None
 
 
+class FoldedExperts(NamedTuple):
+    """Experts in the folded layout, and how well they folded.
+
+    Attributes:
+        experts: weights, factors of rows, scales and biases.
+        errors: float32 ``(L, S + 1)``, ``FoldedMatrices.errors`` of each expert's projections, down
+            last.
+    """
+
+    experts: KernelExperts
+    errors: Tensor
+
+
 def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
-    """Convert experts to the plan's layout, pad I, and fold global and input scales into alphas."""
+    """Convert experts to the plan's layout, pad I, and fold global and input scales into alphas.
+
+    ``plan``: of 16-bit or NVFP4 activations; ``folded_experts`` is for FP8.
+    """
     w13, w13_scale, w13_global, w2, w2_scale, w2_global, w13_input, w2_input, *biases = stored
     w13_bias, w2_bias = biases
     if plan.inputs != "static":
@@ -65,9 +82,33 @@ def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
     )
 
 
+def folded_experts(stored: StoredExperts, plan: ExpertsPlan) -> FoldedExperts:
+    """Fold experts for FP8 activations, and all scales but those of tokens into factors of rows.
+
+    Raises:
+        InvalidArgument: a block scale is NaN.
+    """
+    w13_alpha, w2_alpha = stored.w13_global, stored.w2_global
+    w13_input = w2_input = None
+    if plan.inputs == "static":
+        assert stored.w13_input is not None
+        assert stored.w2_input is not None
+        w13_input, w2_input = fp8_scale(stored.w13_input), fp8_scale(stored.w2_input)
+        w13_alpha, w2_alpha = w13_alpha * w13_input, w2_alpha * w2_input
+    w13, w13_scale, w13_bias = stored.w13, stored.w13_scale, stored.w13_bias
+    if not plan.gated:
+        w13_bias = None if w13_bias is None else w13_bias[:, 0].contiguous()
+        w13, w13_scale, w13_alpha = w13[:, 0], w13_scale[:, 0], w13_alpha[:, 0]
+    first = fold(w13, w13_scale, w13_alpha.unsqueeze(-1))
+    second = fold(stored.w2, stored.w2_scale, w2_alpha.unsqueeze(-1))
+    errors = torch.cat([first.errors.view(len(w13), -1), second.errors.view(-1, 1)], 1)
+    held = KernelExperts(*first[:3], *second[:3], w13_input, w2_input, w13_bias, stored.w2_bias)
+    return FoldedExperts(held, errors)
+
+
 def _in_layout(data: Tensor, scales: Tensor, plan: ExpertsPlan) -> tuple[Tensor, Tensor]:
     """Data and scales of a weight in the kernels' layout."""
-    if plan.first.weight_layout == "blocked":
+    if plan.weight_layout == "blocked":
         return data.contiguous(), to_blocked(scales)
     packed = to_fragments(data, scales)
     return packed.data, packed.scales
@@ -99,6 +140,8 @@ def experts_bytes(count: int, projections: int, h: int, i: int, plan: ExpertsPla
         i: intermediate size on this rank.
         plan: plan of the layer.
     """
-    layout, i = plan.first.weight_layout, padded_width(i, plan.first.arch)
+    layout, i = plan.weight_layout, padded_width(i, plan.first.arch)
     each = projections * weight_bytes(i, h, layout) + weight_bytes(h, i, layout)
-    return count * (each + 4 * (projections + 1))
+    factors = projections * i + h if plan.is_fp8 else projections + 1
+    inputs = 1 + count if plan.inputs == "static" else 0
+    return count * (each + 4 * factors) + 4 * inputs

@@ -21,12 +21,11 @@ from vllm_fp4_plugin import kernel_weight as weights
 from vllm_fp4_plugin.arithmetic.choice import Choice, choose_kernels, not_fp8
 from vllm_fp4_plugin.arithmetic.requested_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
-from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.fusion import attention
 from vllm_fp4_plugin.fusion import gate_up as fused_mlp
 from vllm_fp4_plugin.fusion.match_norm import NormMatch
 from vllm_fp4_plugin.linear import fusions, limits
-from vllm_fp4_plugin.linear.folded_weight import folded_weight, why_not
+from vllm_fp4_plugin.linear.folded_weight import folded_weight, folds_no_longer, why_not
 from vllm_fp4_plugin.ops.linear import linear
 from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced, operand, shaped
 from vllm_fp4_plugin.options import Activation, Options
@@ -246,10 +245,7 @@ class Nvfp4LinearBase(LinearMethodBase):
                 self._is_in_use = True
                 return folded.weight
             if self._is_in_use:
-                raise UnsupportedCheckpoint(
-                    f"{self.prefix}: {reason} for activations in FP8, as at start; start the "
-                    "server with these weights, or with nvfp4_tc.activation '16-bit'"
-                )
+                raise folds_no_longer(f"{self.prefix}: {reason}")
             del folded
             self.keep_16_bits(layer, reason)
         return weights.kernel_weight(

@@ -38,8 +38,9 @@ from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, decode_e2m1, encode_e2m1
 TILE_ROWS, TILE_K = 64, 128
 WARPS, LANES, HALVES = 4, 32, 2
 LARGEST_SCALE, SMALLEST_SCALE = 72.0, 2.0**-5
-# Relative RMS error of a row that counts as well folded; random rows have 2.2 to 2.8 %.
-MAX_ROW_ERROR = 0.04
+# Relative RMS error of a row that counts as well folded. Rounding alone makes at most 1/21 (4.8 %),
+# of 1.5, 3 and 6 times 1.75; random rows have about 2.1 %, short ones up to 4.5 %.
+MAX_ROW_ERROR = 0.05
 _AT_ONCE = 1 << 22  # elements that are folded together
 
 

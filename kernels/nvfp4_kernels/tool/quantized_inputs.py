@@ -12,7 +12,7 @@ _FP4_BITS = 4
 
 
 class Inputs(NamedTuple):
-    """Quantisation of GEMM inputs on sm_100; on sm_90, static ones are FP8, others 16-bit.
+    """Quantisation of GEMM inputs: NVFP4 on sm_100; on sm_90, if asked for, FP8, of one term.
 
     Attributes:
         activation: one calibrated global scale, or one per token.

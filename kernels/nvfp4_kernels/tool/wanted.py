@@ -1,5 +1,6 @@
 """Kernels that ``build`` must compile: for a model, or for the sizes of given layers."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from nvfp4_kernels.precompile.attention_sm100 import (
 )
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.precompile.experts_layer import Inputs as ExpertInputs
 from nvfp4_kernels.precompile.fp8_rows_sm90 import norm_kernels as fp8_norm_kernels
 from nvfp4_kernels.precompile.linear_sm90 import fp8_kernels, weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kernels
@@ -124,9 +126,11 @@ def _sm90_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
                 model.attention, model.dtype, page_size=wanted.page_size, fp8=cache == "fp8",
                 sms=sms,
             )  # fmt: skip
-    for experts in wanted.mixture.experts:
-        served = experts.served("sm_90", "16-bit", 1)
-        specs |= _experts_kernels(served, "sm_90", wanted)
+    for experts, of_model in product(wanted.mixture.experts, wanted.of_model):
+        inputs: ExpertInputs = "16-bit"
+        if wanted.activation is ActivationName.fp8:
+            inputs = "fp8-static" if of_model.activation == "static" else "fp8-per-token"
+        specs |= _experts_kernels(experts.served("sm_90", inputs, 1), "sm_90", wanted)
     return specs
 
 

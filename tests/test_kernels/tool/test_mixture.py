@@ -236,37 +236,46 @@ def test_a_file_beside_the_config_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "family", "inputs"),
+    ("algorithm", "family", "option", "inputs"),
     [
-        ("NVFP4", "sm_100", STATIC),
-        ("W4A16_NVFP4", "sm_100", WEIGHT_ONLY),
-        ("W4A16_NVFP4", "sm_90", None),
-        ("NVFP4", "sm_90", None),
+        ("NVFP4", "sm_100", None, STATIC),
+        ("W4A16_NVFP4", "sm_100", None, WEIGHT_ONLY),
+        ("W4A16_NVFP4", "sm_90", None, None),
+        ("NVFP4", "sm_90", None, None),
+        ("NVFP4", "sm_90", "16-bit", None),
+        ("NVFP4", "sm_90", "fp8", STATIC),
+        ("W4A16_NVFP4", "sm_90", "fp8", Inputs("per-token")),
     ],
 )
 def test_what_is_built_is_what_a_server_warms_up(
-    tmp_path: Path, algorithm: str, family: str, inputs: Inputs | None
+    tmp_path: Path, algorithm: str, family: str, option: str | None, inputs: Inputs | None
 ) -> None:
     write(tmp_path, quantization_config={"quant_algo": algorithm})
     mixture = read(tmp_path)
     asked = wanted.Wanted(
-        mixture, 40, 132, 16, quantized_inputs(load_config(tmp_path).quantization), None, None, None
-    )
+        mixture, 40, 132, 16, quantized_inputs(load_config(tmp_path).quantization),
+        None if option is None else ActivationName(option), None, None,
+    )  # fmt: skip
     built = set(wanted.KERNELS[family](asked))
     # I is padded on Blackwell, as tensor maps need strides of a multiple of 16 bytes.
     width = 160 if family == "sm_100" else 144
     activation, terms = inputs or ("16-bit", 1)
+    is_fp8 = option == "fp8"
+    of_experts: Any = f"fp8-{activation}" if is_fp8 else activation
     layer = ExpertsLayer(
         family,
         Experts(
-            ExpertSizes(256, width, 8, 8), 2, SILU, "bfloat16", activation, terms, choice=CHOICE
+            ExpertSizes(256, width, 8, 8), 2, SILU, "bfloat16", of_experts, terms, choice=CHOICE
         ),
     )
-    linear = [Product(family, each, "bfloat16", activation, terms) for each in mixture.dense.layers]
+    linear = [
+        Product(family, each, "bfloat16", activation, terms, fp8=is_fp8)
+        for each in mixture.dense.layers
+    ]
     warmed_up = set(product_kernels([layer, *linear], 40, 132))
     assert warmed_up <= built
-    of_linears = ("gemm", "quantize", "grouped_gemm")
-    assert {spec.op for spec in built - warmed_up}.isdisjoint(of_linears)
+    of_layers = ("gemm", "quantize", "grouped_gemm", "moe_dispatch")
+    assert {spec.op for spec in built - warmed_up}.isdisjoint(of_layers)
 
 
 def test_options_come_before_the_model(tmp_path: Path) -> None:

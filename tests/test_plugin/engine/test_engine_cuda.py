@@ -113,7 +113,7 @@ def test_decode_attention_says_what_flash_attention_says(heads_of_64: Path) -> N
 
 
 def test_fp8_cache(heads_of_64: Path) -> None:
-    """On request our kernel decodes, FlashAttention prefills; also in CUDA graphs."""
+    """Our kernel decodes if asked for, FlashAttention prefills; also in CUDA graphs."""
     expected = dequantized(heads_of_64)
     fp8 = {"kv_cache_dtype": "fp8", "attention_backend": "CUSTOM"}
     for enforce_eager in (True, False):

@@ -305,6 +305,9 @@ class Layer(nn.Module):
             "intermediate_size": INNER * tp,
             "intermediate_size_per_partition": INNER,
             "tp_rank": rank if tp > 1 else 0,
+            "tp_size": tp,
+            "ep_size": ep,
+            "ep_rank": rank if ep > 1 else 0,
             "moe_parallel_config": SimpleNamespace(
                 enable_eplb=False, use_all2all_kernels=False, all2all_backend="none", dp_size=1
             ),
@@ -326,6 +329,7 @@ def built(
     format: str = "modelopt",
     weight_only: bool = False,
     terms: RequestedTerms | None = None,
+    options: Options = Options(),  # noqa: B008  frozen
 ) -> tuple[Nvfp4ExpertsMethod, Layer]:
     """Layer of experts and its method, built under vLLM's config."""
     layer = layer or Layer()
@@ -333,7 +337,7 @@ def built(
     startup = Startup()
     startup.pending.add(PREFIX)
     method = Nvfp4ExpertsMethod(
-        startup, Options(), layer, PREFIX, checkpoint, weight_only=weight_only, terms=terms
+        startup, options, layer, PREFIX, checkpoint, weight_only=weight_only, terms=terms
     )
     config = layer.moe_config
     method.create_weights(
@@ -679,7 +683,7 @@ def test_experts_in_the_order_of_a_rank(vllm_config: Any) -> None:
     layer = Layer(ep=2, rank=1)
     rows = {2: 1, 3: 0}
     layer._map_global_expert_id_to_local_expert_id = lambda e: rows.get(e, -1)  # type: ignore
-    assert ExpertLedger(layer, PREFIX).local_experts() == [3, 2]
+    assert ExpertLedger(layer, PREFIX).local_experts == [3, 2]
 
 
 @pytest.mark.parametrize(

@@ -137,3 +137,23 @@ def test_hopper(tmp_path: Path) -> None:
     check_compiled(kernels, "MoeDispatch, TopkRoute, GatheredRows", "MoeCombine")
     assert f"experts ×1: {GROUPED}_w4a16/wgmma (sm_90), W4A16" in emulated.report
     assert distance(emulated, moe_reference.said(model)) < SAME_16_BIT
+
+
+@pytest.mark.arch("sm_90")
+@pytest.mark.parametrize("kind", [Kind.NVFP4, Kind.NVFP4_A16], ids=["static", "per token"])
+def test_hopper_in_fp8(kind: Kind, tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+    model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": kind})
+    option: dict[str, Any] = {"additional_config": {"nvfp4_tc": {"activation": "fp8"}}}
+    reference = run(str(model.path), attention_backend="CPU_ATTN", **option)
+    with devices.emulated_ops(randomised(1), "sm_90"), recorded() as kernels:
+        emulated = run(str(model.path), attention_backend="CPU_ATTN", **option)
+    is_static = kind is Kind.NVFP4
+    between = () if is_static else ("MoeDispatch, GivenTiles, Fp8TokenRows",)
+    check_compiled(kernels, "MoeDispatch, TopkRoute, Fp8TokenRows", *between, "MoeCombine")
+    scaling = "static" if is_static else "per-token"
+    row = f"experts ×1: {GROUPED}_w4a8/fp8_wgmma (sm_90), W4A8 {scaling}, activation is fp8"
+    assert row in emulated.report
+    away = distance(emulated, reference)
+    print(f"log-probabilities differ by {away} in the mean")
+    assert away < SAME

@@ -1,5 +1,6 @@
 """Experts in 16 bits that are quantised at load."""
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from nvfp4_kernels.formats.nvfp4 import global_scale_of, quantize_weight
 from tests.test_plugin.experts.test_experts import INNER, PREFIX, E, H, Layer
-from vllm_fp4_plugin.experts import online
+from vllm_fp4_plugin.experts import base, online
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.startup import Startup
@@ -40,20 +41,19 @@ def test_16_bit_experts_are_quantised(
         for shard, shape in shapes.items()
     }
     layer, startup = Layer(**ranks), Startup()
-    layer.moe_config.tp_size = ranks.get("tp", 1)
     whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
 
-    def gathered(amax: Tensor, group: str, **_: Any) -> None:
+    def gathered(amax: Tensor, op: Any, group: str) -> None:
         """Write the maxima over both ranks to ``amax``, in the order of w13 or w2."""
-        assert group == reduced_over
+        assert (op, group) == (torch.distributed.ReduceOp.MAX, reduced_over)
         order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
         mine = range(layer.first, layer.first + layer.local)
         amax.copy_(torch.stack([whole[e, s] for e in mine for s in order]))
 
     monkeypatch.setattr(torch.distributed, "all_reduce", gathered)
     tp = SimpleNamespace(world_size=2 if reduced_over == "tp" else 1, device_group="tp")
-    monkeypatch.setattr(online, "get_tp_group", lambda: tp)
-    monkeypatch.setattr(online, "get_ep_group", lambda: SimpleNamespace(device_group="ep"))
+    monkeypatch.setattr(base, "get_tp_group", lambda: tp)
+    monkeypatch.setattr(base, "get_ep_group", lambda: SimpleNamespace(device_group="ep"))
     options = Options(activation="16-bit")
     method = online.Nvfp4OnlineExpertsMethod(startup, options, layer, PREFIX)
     sizes = layer.local, H, INNER, torch.bfloat16
@@ -103,3 +103,56 @@ def test_a_missing_weight_is_named(
     message = rf"{PREFIX}\.{first}\.gate_proj\.weight and {more} more"
     with pytest.raises(UnsupportedCheckpoint, match=message):
         method.process_weights_after_loading(layer)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "formats"),
+    [({"ep": 2}, ["W4A8 per-token", "W4A16"]), ({"tp": 2}, ["W4A16", "W4A16"])],
+    ids=["half of the experts", "half of every expert"],
+)
+def test_experts_that_do_not_fold(
+    ranks: dict[str, int], formats: list[str], vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks whose experts arrive at other times do not wait for one another, but warn."""
+    inner = 2 * INNER if "tp" in ranks else INNER
+    shapes = {"w1": (inner, H), "w3": (inner, H), "w2": (H, inner)}
+    warned: list[str] = []
+    worst = torch.zeros(E, 3)
+    fold = base.folded_experts
+
+    def folded(*given: Any) -> Any:
+        found = fold(*given)
+        if rank == 1:
+            found.errors[-1, 1] = 0.5  # of expert 3's up
+        return found
+
+    def both_ranks(values: Tensor, *_: Any) -> None:
+        if values.shape == worst.shape:
+            values.copy_(worst.copy_(torch.maximum(worst, values)))
+
+    monkeypatch.setattr(base, "folded_experts", folded)
+    monkeypatch.setattr(base.logger, "warning", lambda text, *given: warned.append(text % given))
+    monkeypatch.setattr(torch.distributed, "all_reduce", both_ranks)
+    group = SimpleNamespace(world_size=2, device_group="both")
+    monkeypatch.setattr(base, "get_tp_group", lambda: group)
+    found = {}
+    for rank in (1, 0):
+        layer = Layer(**ranks, rank=rank)
+        method = online.Nvfp4OnlineExpertsMethod(
+            Startup(), Options(activation="fp8"), layer, PREFIX
+        )
+        sizes = layer.local, H, INNER, torch.bfloat16
+        method.create_weights(layer, *sizes, global_num_experts=E, weight_loader=None)
+        for name in ("w13_weight", "w2_weight"):
+            empty = torch.empty(getattr(layer, name).shape).bfloat16()
+            setattr(layer, name, nn.Parameter(empty, requires_grad=False))
+        for expert, (shard, shape) in product(range(E), shapes.items()):
+            name = "w2_weight" if shard == "w2" else "w13_weight"
+            weight = torch.randn(shape).bfloat16()
+            given = (getattr(layer, name), weight, f"{PREFIX}.{name}", shard, expert, True)
+            method.ledger.loader(method._load)(*given)
+        method.process_weights_after_loading(layer)
+        found[rank] = method.plan.arithmetic
+    assert [found[0], found[1]] == formats
+    why = f"nvfp4-tc: experts of rank 1: activations stay 16-bit: {PREFIX}.3.up_proj: FP8 changes a"
+    assert [each.startswith(why) for each in warned] == [True] * ("ep" in ranks)

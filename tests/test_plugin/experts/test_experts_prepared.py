@@ -10,8 +10,10 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument
 from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.devices import SM_COUNTS
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.moe.router import Router
-from nvfp4_kernels.precompile.experts_layer import Choice
+from nvfp4_kernels.precompile.experts_layer import Choice, Experts
 from nvfp4_kernels.runtime import compile as compiler
 from nvfp4_kernels.runtime import launch_cache
 from tests import devices
@@ -19,7 +21,8 @@ from tests.emulator import randomised
 from tests.test_plugin.experts.test_experts import E, H, K, Model
 from vllm_fp4_plugin.experts import op
 from vllm_fp4_plugin.experts.plan import make_plan
-from vllm_fp4_plugin.experts.weights import kernel_experts
+from vllm_fp4_plugin.experts.weights import folded_experts, kernel_experts
+from vllm_fp4_plugin.warmup import ExpertsLayer, product_kernels
 
 INNER = 64  # between the products
 ROUTER = Router(K, "softmax", True, 1, 1, 1.0)
@@ -80,10 +83,17 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def call_of(
     inputs: str = "static", tokens: int = 3, *, chosen: bool = True, **changes: Any
 ) -> Call:
-    """Arguments of a layer's op for new tensors; the op chooses the experts if ``chosen``."""
+    """Arguments of a layer's op for new tensors; the op chooses the experts if ``chosen``.
+
+    ``inputs`` that begin with ``"fp8-"`` are in FP8.
+    """
     model = Model(weight_only=inputs == "16-bit", inner=INNER)
     choice = Choice(ROUTER, "bfloat16", False) if chosen else None
-    plan = make_plan(SILU, gated=True, inputs=inputs, requested=None, choice=choice)  # type: ignore[arg-type]
+    scaling: Any = inputs.removeprefix("fp8-")
+    option: Any = "per-token" if scaling == inputs else "fp8"
+    plan = make_plan(SILU, gated=True, inputs=scaling, requested=None, option=option, choice=choice)
+    held = model.held()
+    kept = folded_experts(held, plan).experts if plan.is_fp8 else kernel_experts(held, plan)
     start: Call = {"x": torch.zeros(tokens, H, dtype=torch.bfloat16)}
     end: Call = {"weight_on_input": False}
     if chosen:
@@ -94,7 +104,7 @@ def call_of(
         start["topk_weights"] = torch.zeros(tokens, K, dtype=torch.float32)
         start["topk_ids"] = torch.zeros(tokens, K, dtype=torch.int32)
     call = {
-        **start, "expert_map": None, **kernel_experts(model.held(), plan)._asdict(),
+        **start, "expert_map": None, **kept._asdict(),
         "sizes": [H, INNER, E, E], "kernels": plan.targets, "quantizes": inputs != "16-bit",
         "terms": plan.terms, **plan.activation._asdict(), **end,
     }  # fmt: skip
@@ -114,7 +124,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "many, chosen before": ("sm_100", {"chosen": False, "tokens": 2000}),
     "in 16 bits": ("sm_90", {"inputs": "16-bit"}),
     "in 16 bits, chosen before": ("sm_90", {"inputs": "16-bit", "chosen": False}),
-}
+    "FP8": ("sm_90", {"inputs": "fp8-static"}),
+    "FP8, many": ("sm_90", {"inputs": "fp8-static", "tokens": 2000}),
+    "FP8, a scale per token": ("sm_90", {"inputs": "fp8-per-token"}),
+    "FP8, a scale per token, chosen before": (
+        "sm_90", {"inputs": "fp8-per-token", "chosen": False, "tokens": 2000},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("device", "case"), CASES.values(), ids=CASES, indirect=["device"])
@@ -125,6 +141,21 @@ def test_a_replay_launches_what_a_checked_call_does(device: Device, case: dict[s
     with launch_cache.suspended():
         assert device.launches(second) == repeated == recorded
     assert device.checked == 2
+
+
+@pytest.mark.parametrize(("device", "case"), CASES.values(), ids=CASES, indirect=["device"])
+def test_warmup_compiles_what_is_launched(device: Device, case: dict[str, Any]) -> None:
+    call = call_of(**case)
+    device.launches(call)
+    launched = {kernel for kernel, _ in device.launched}
+    inputs: Any = case.get("inputs", "static")
+    choice = Choice(ROUTER, "bfloat16", False) if case.get("chosen", True) else None
+    sizes = ExpertSizes(H, INNER, E, E)
+    experts = Experts(sizes, K, SILU, "bfloat16", inputs, choice=choice)
+    family = "sm_90" if inputs not in ("static", "per-token") else "sm_100"
+    made = product_kernels([ExpertsLayer(family, experts)], len(call["x"]), SM_COUNTS[family])
+    assert len(launched) >= 4
+    assert launched <= {spec.kernel() for spec in made}
 
 
 # Changes after which a call is checked again and its kernels are chosen again.

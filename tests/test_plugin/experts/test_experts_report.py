@@ -11,9 +11,11 @@ from tests.test_plugin.experts.test_experts import INNER, PREFIX, E, H, Layer, M
 from vllm_fp4_plugin.experts import choice
 from vllm_fp4_plugin.experts.online import Nvfp4OnlineExpertsMethod
 from vllm_fp4_plugin.experts.plan import make_plan
+from vllm_fp4_plugin.experts.record import own_record, unquantized
 from vllm_fp4_plugin.experts.weights import kernel_experts
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
+from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.options import InvalidOption, Options
 from vllm_fp4_plugin.startup import Startup
 from vllm_fp4_plugin.warmup import ExpertsLayer
@@ -29,18 +31,21 @@ def elements(projections: int, ranks: int) -> int:
 
 @RANKS
 @GATED
+@pytest.mark.parametrize("weight_only", [False, True], ids=["static", "16-bit"])
 @pytest.mark.parametrize("arch", ["cpu", "sm_90", "sm_100"])
 def test_bytes_of_experts_are_those_they_take(
-    arch: str, gated: bool, ranks: int, vllm_config: Any
+    arch: str, weight_only: bool, gated: bool, ranks: int, vllm_config: Any
 ) -> None:
-    """Bytes include scales, one factor per matrix, and padding, as stored for the kernels."""
+    """Bytes include all scales, one factor per matrix, and padding, as stored for the kernels."""
     del vllm_config
     layer = Layer(ep=ranks, rank=ranks - 1, is_act_and_mul=gated)
-    held = Model(weight_only=True, gated=gated).held(slice(layer.first, layer.first + layer.local))
+    model = Model(weight_only=weight_only, gated=gated)
+    held = model.held(slice(layer.first, layer.first + layer.local))
+    inputs: Inputs = "16-bit" if weight_only else "static"
     activation = choice.SILU if gated else choice.SILU._replace(name="relu2")
     with standing_in("cpu", arch):
-        plan = make_plan(activation, gated=gated, inputs="16-bit", requested=None)
-        record = choice.own_record(layer, PREFIX, plan, "asked for")
+        plan = make_plan(activation, gated=gated, inputs=inputs, requested=None)
+        record = own_record(layer.moe_config, PREFIX, plan, "asked for")
         tensors = [t for t in kernel_experts(held, plan) if t is not None]
     assert record.name == PREFIX
     assert record.kernel == plan.first.label
@@ -49,27 +54,32 @@ def test_bytes_of_experts_are_those_they_take(
     assert record.weight_bytes == sum(t.nbytes for t in tensors)
 
 
-NO_FP8 = "activations stay 16-bit: FP8 is for linear layers"
-
-
 @pytest.mark.parametrize(
     ("arch", "option", "inputs", "expected"),
     [
-        ("sm_90", "per-token", "static", "sm_90 has no W4A4 kernel, activations stay 16-bit"),
-        ("sm_90", "fp8", "static", NO_FP8),
-        ("sm_90", "fp8", "16-bit", NO_FP8),
-        ("sm_90", "16-bit", "static", "activation is 16-bit"),
-        ("cpu", "fp8", "static", NO_FP8),
-        ("cpu", "fp8", "per-token", NO_FP8),
-        ("cpu", "16-bit", "static", "activation is 16-bit"),
-        ("cpu", "16-bit", "per-token", ""),
+        (
+            "sm_90", "per-token", "static",
+            ("W4A16", "sm_90 has no W4A4 kernel, activations stay 16-bit"),
+        ),
+        ("sm_90", "fp8", "static", ("W4A8 static", "activation is fp8")),
+        ("sm_90", "fp8", "16-bit", ("W4A8 per-token", "activation is fp8")),
+        ("sm_90", "16-bit", "static", ("W4A16", "activation is 16-bit")),
+        ("cpu", "fp8", "static", ("W4A8 static", "activation is fp8")),
+        ("cpu", "fp8", "per-token", ("W4A8 per-token", "activation is fp8")),
+        ("cpu", "16-bit", "static", ("W4A16", "activation is 16-bit")),
+        ("cpu", "16-bit", "per-token", ("W4A16", "")),
     ],
-)
-def test_experts_take_no_fp8(arch: str, option: Any, inputs: Any, expected: str) -> None:
+)  # fmt: skip
+@GATED
+def test_plans(arch: str, option: Any, inputs: Any, expected: tuple[str, str], gated: bool) -> None:
     with standing_in("cpu", arch):
-        plan = make_plan(choice.SILU, gated=True, inputs=inputs, requested=None, option=option)
-    assert (plan.arithmetic, plan.reason) == ("W4A16", expected)
-    assert plan.first.mode == plan.second.mode == "w4a16"
+        plan = make_plan(choice.SILU, gated=gated, inputs=inputs, requested=None, option=option)
+    assert (plan.arithmetic, plan.reason) == expected
+    mode = "w4a8" if "W4A8" in expected[0] else "w4a16"
+    assert plan.first.mode == plan.second.mode == mode
+    assert plan.enter.mode == ("w4a8" if mode == "w4a8" else "float")
+    between = None if plan.between is None else plan.between.mode
+    assert between == ("w4a8" if "per-token" in expected[0] else None)
 
 
 def test_blackwell_refuses_fp8_of_experts_too() -> None:
@@ -83,7 +93,7 @@ def test_blackwell_refuses_fp8_of_experts_too() -> None:
 def test_experts_in_16_bits(gated: bool, ranks: int) -> None:
     layer = Layer(ep=ranks, is_act_and_mul=gated)
     layer.params_dtype = torch.bfloat16  # type: ignore[assignment]
-    record = choice.unquantized(layer, PREFIX, "ignored")
+    record = unquantized(layer, PREFIX, "ignored")
     assert record.arithmetic == "16-bit"
     assert record.elements == elements(2 + gated, ranks)
     assert record.weight_bytes == 2 * record.elements

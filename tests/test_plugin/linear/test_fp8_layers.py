@@ -414,7 +414,7 @@ def test_another_quantisation_is_refused(vllm_config: Any) -> None:
 
 # --- weights that do not fold -----------------------------------------------------------------
 
-HARD = "FP8 changes a row of its weight by .*%, must be at most 4%"
+HARD = "FP8 changes a row of its weight by .*%, must be at most 5%"
 
 
 @pytest.mark.usefixtures("vllm_config")
@@ -515,7 +515,7 @@ def test_ranks_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
         layer.tp_size = 2
         fill(layer, quantised_shards(rows, [1.0]), shard_ids)
     assert told[0] < 0.04
-    assert "by 50.0%, must be at most 4%" in record(layer).reason
+    assert "by 50.0%, must be at most 5%" in record(layer).reason
 
 
 @pytest.mark.usefixtures("vllm_config")
