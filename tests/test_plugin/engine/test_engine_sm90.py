@@ -97,7 +97,7 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
     ]
     assert attention.startswith(
         "attn ×2: CPU_ATTN (vLLM), bfloat16 KV cache, not CUSTOM: head size is 32, must be one of "
-        "64, 128, 256; there is no FlashAttention 3 (vLLM) here"
+        "64, 96, 128, 192, 256; there is no FlashAttention 3 (vLLM) here"
     )
     assert min(product.rows) == 1  # decoding
     assert max(product.rows) > 32  # the prompt

@@ -37,7 +37,7 @@ from tests.test_kernels.rotary.store.test_rotary_store_kernel import (
     check_in_place,
 )
 
-KERNEL = Room("nvfp4_kernels.rotary.store")
+KERNEL, DEVICE = Room("nvfp4_kernels.rotary.store"), Room("nvfp4_kernels.device")
 CPU = torch.device("cpu")
 
 # Heads fill neither a warp nor a CTA; a token has no slot.
@@ -101,8 +101,12 @@ MUTANTS = {
     "scales exchanged": edited(
         "kernel", "map(Divisor.of, scales)", "map(Divisor.of, scales[::-1])", on=QUANTISED
     ),
-    "scale's reciprocal": edited(
-        "head", "for _ in range(2):", "for _ in range(0):", on=Case(17, 2, 2, 128, 32, fp8=True)
+    "scale's reciprocal": Mutant(
+        DEVICE.replaced(
+            "divisor:Divisor", "quotient", lambda scale, x: x * scale.unit * scale.reciprocal
+        ),
+        WRONG,
+        (Case(17, 2, 2, 128, 32, fp8=True), False),
     ),
     "keys not rotated": edited(
         "kernel", "key = heads.rotated(key, angles, part)", "key = key", on=QUANTISED
@@ -188,7 +192,7 @@ def test_the_kernel_before_must_not_write_a_weight() -> None:
             rotary_store(**given | {"q_norm": first[0, 0]})
 
 
-normalise, rotate, stored = reference.normalise, reference.rotate, reference._stored
+normalise, rotate, stored = reference.normalise, reference.rotate, reference.stored
 REFERENCE_MUTANTS = {
     "sine negated": Mutant.replaced(reference, "rotate", lambda x, cos, sin: rotate(x, cos, -sin)),
     "no norm": Mutant.replaced(reference, "normalise", lambda x, *rest: x),
@@ -196,7 +200,7 @@ REFERENCE_MUTANTS = {
         reference, "normalise", lambda x, weight, eps, *rest: normalise(x, weight, 1.0, *rest)
     ),
     "values in place of keys": Mutant.replaced(
-        reference, "_stored", lambda x, scale: stored(x.flip(0), scale)
+        reference, "stored", lambda x, scale: stored(x.flip(0), scale)
     ),
 }
 
