@@ -304,15 +304,13 @@ class Layer(nn.Module):
             "hidden_dim_unpadded": None,
             "intermediate_size": INNER * tp,
             "intermediate_size_per_partition": INNER,
-            "tp_rank": rank if tp > 1 else 0,
-            "tp_size": tp,
-            "ep_size": ep,
-            "ep_rank": rank if ep > 1 else 0,
             "moe_parallel_config": SimpleNamespace(
                 enable_eplb=False, use_all2all_kernels=False, all2all_backend="none", dp_size=1
             ),
         }
-        self.moe_config = SimpleNamespace(**(settings | config))
+        split = {"tp_size": tp, "tp_rank": rank if tp > 1 else 0}
+        split |= {"ep_size": ep, "ep_rank": rank if ep > 1 else 0}
+        self.moe_config = SimpleNamespace(**(settings | split | config))
         self.first, self.local = first, local
 
     def _map_global_expert_id_to_local_expert_id(self, expert: int) -> int:
