@@ -28,7 +28,8 @@ from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 PAGE_SIZE = 16
 COLD_BYTES = 256 << 20  # rotating caches: several times L2
 MAX_SPLITS = 32  # vLLM's bound in CUDA graphs
-# Largest difference of results, by the cache's dtype: FlashAttention rounds queries and P to E4M3.
+# Largest difference of results, by the cache's dtype: FlashAttention rounds queries and P to E4M3,
+# for which the bound is an estimate.
 BOUNDS = {"bfloat16": 0.01, "fp8": 0.25}
 DTYPES = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 

@@ -1,4 +1,4 @@
-"""Functions that write keys and values to vLLM's paged cache."""
+"""Functions that write keys and values to vLLM's paged cache, and quantise to E4M3 for it."""
 
 from typing import Any
 

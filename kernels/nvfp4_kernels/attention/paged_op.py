@@ -79,7 +79,8 @@ def paged_attention(
     rounded queries. The degree is then 3 if the rows of queries per sequence and KV head,
     ``max_query_len · Hq / Hkv``, are more than 128, D is at most 128, and ``batch_invariant`` is
     not set: ``lse`` is off by up to 1.02e-4 beyond the rounding of float32, by about 7e-5 with
-    usual logits.
+    usual logits. With float16 queries and cache, softmax weights of less than 2^-21 of the row's
+    largest become multiples of 2^-32 of it.
 
     Args:
         q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, the last stride 1;
